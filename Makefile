@@ -1,0 +1,182 @@
+# make                 the trainer (./train_gpt) and the shard tool (./build/prepare)
+# make train           train a small GPT on this repository's own text
+# make test            everything that needs no GPU
+# make test-gpu        everything that needs one
+# make help            the rest, and the variables
+
+BUILD ?= build
+CC ?= cc
+CUDA ?= auto
+NCCL ?= auto
+OPENMP ?= auto
+OPENBLAS ?= auto
+MARCH ?= native
+GPU_ARCH ?=
+OPTIMIZE ?= -O3
+SANITIZE ?=
+NVCC ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+
+# ---- what this machine has ---------------------------------------------------------------------------------
+
+HASH := \#
+# $(call compiles,flags,program): "yes" if the C compiler accepts and links it (third: libraries)
+compiles = $(shell printf '%b' '$(2)' | $(CC) $(1) -x c - -o /dev/null $(3) >/dev/null 2>&1 && echo yes)
+# $(call wanted,variable,found): auto takes what was found, 0 and 1 are the user's word
+wanted = $(if $(filter auto,$($(1))),$(2),$(if $(filter 1 yes,$($(1))),yes))
+
+HAVE_NVCC := $(call wanted,CUDA,$(if $(NVCC),yes))
+HAVE_MARCH := $(call compiles,-march=$(MARCH),int main(void){return 0;})
+HAVE_OPENMP := $(call wanted,OPENMP,$(call compiles,-fopenmp,$(HASH)include <omp.h>\nint main(void){return omp_get_max_threads()<0;}))
+BLAS_CFLAGS := $(shell pkg-config --cflags openblas 2>/dev/null)
+BLAS_LIBS := $(or $(shell pkg-config --libs openblas 2>/dev/null),-lopenblas)
+HAVE_OPENBLAS := $(call wanted,OPENBLAS,$(call compiles,$(BLAS_CFLAGS),$(HASH)include <cblas.h>\nint main(void){openblas_set_num_threads(1);return 0;},$(BLAS_LIBS)))
+
+ifeq ($(HAVE_NVCC),yes)
+CUDA_ROOT := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
+PYTHON_NCCL := $(firstword $(wildcard $(shell python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2>/dev/null)/nvidia/nccl))
+NCCL_INCLUDE := $(firstword $(dir $(wildcard $(NCCL_HOME)/include/nccl.h $(CUDA_ROOT)/include/nccl.h /usr/include/nccl.h $(PYTHON_NCCL)/include/nccl.h)))
+NCCL_LIBRARY := $(firstword $(wildcard $(NCCL_HOME)/lib/libnccl.so* $(CUDA_ROOT)/lib64/libnccl.so* /usr/lib/*/libnccl.so* $(PYTHON_NCCL)/lib/libnccl.so*))
+HAVE_NCCL := $(call wanted,NCCL,$(if $(NCCL_INCLUDE),$(if $(NCCL_LIBRARY),yes)))
+# the GPU that is there, else the two generations that the kernels are written for
+FOUND_ARCH := $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u))
+GPU_ARCHS := $(patsubst 90,90a,$(or $(GPU_ARCH),$(FOUND_ARCH),80 90a))
+endif
+
+# ---- flags -------------------------------------------------------------------------------------------------
+
+WARNINGS := -Wall -Wextra -Wshadow -Wvla -Wno-unknown-pragmas
+CPPFLAGS += -I. -D_GNU_SOURCE
+CFLAGS += -std=c11 $(OPTIMIZE) -g $(WARNINGS) -fno-math-errno -fPIC
+LDLIBS += -lm -lpthread
+ifeq ($(HAVE_MARCH),yes)
+CFLAGS += -march=$(MARCH)
+endif
+ifeq ($(HAVE_OPENMP),yes)
+CFLAGS += -fopenmp
+LDFLAGS += -fopenmp
+endif
+ifeq ($(HAVE_OPENBLAS),yes)
+CPPFLAGS += -DWITH_OPENBLAS $(BLAS_CFLAGS)
+LDLIBS += $(BLAS_LIBS)
+endif
+ifneq ($(SANITIZE),)
+CFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=all
+LDFLAGS += -fsanitize=$(SANITIZE)
+endif
+ifeq ($(HAVE_NVCC),yes)
+CPPFLAGS += -DWITH_CUDA
+NVCCFLAGS += -std=c++17 -O3 -lineinfo --threads 2 $(foreach a,$(GPU_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
+NVCCFLAGS += -Xcompiler -fPIC,-Wall,-Wno-unknown-pragmas
+CUDA_LIBS += -lcublas -lcublasLt
+ifeq ($(HAVE_NCCL),yes)
+CPPFLAGS += -DWITH_NCCL -I$(NCCL_INCLUDE)
+CUDA_LIBS += $(NCCL_LIBRARY) -Xlinker -rpath -Xlinker $(dir $(NCCL_LIBRARY))
+endif
+LINK = $(NVCC) $(foreach a,$(GPU_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $(addprefix -Xcompiler ,$(LDFLAGS)) $^ -o $@ $(LDLIBS) $(CUDA_LIBS)
+else
+LINK = $(CC) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+endif
+
+# ---- sources -----------------------------------------------------------------------------------------------
+
+HOST_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard llmc/*.c) $(wildcard attention/*.c))
+CPU_OBJECTS := $(foreach p,f32 f64,$(patsubst %.c,$(BUILD)/%.$(p).o,$(wildcard llmc/cpu/*.c)))
+ifeq ($(HAVE_NVCC),yes)
+ATTENTION_OBJECTS := $(patsubst %.cu,$(BUILD)/%.o,$(filter-out attention/bench.cu,$(wildcard attention/*.cu)))
+CUDA_OBJECTS := $(patsubst %.cu,$(BUILD)/%.o,$(wildcard llmc/*.cu) $(wildcard llmc/cuda/*.cu)) $(ATTENTION_OBJECTS)
+endif
+OBJECTS := $(HOST_OBJECTS) $(CPU_OBJECTS) $(CUDA_OBJECTS)
+TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
+TEST_SCRIPTS := $(wildcard test/test_*.sh)
+GPU_TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/gpu_*.c))
+FUZZERS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/fuzz_*.c))
+
+.PHONY: all train test test-unit test-gpu fuzz format format-check config help clean
+.DELETE_ON_ERROR:
+all: config train_gpt $(BUILD)/prepare
+
+config:
+	@echo "flashgpt builds with"
+	@echo "  compiler   $(CC) $(shell $(CC) -dumpversion) $(if $(HAVE_MARCH),-march=$(MARCH)) $(OPTIMIZE)$(if $(SANITIZE), -fsanitize=$(SANITIZE))"
+	@echo "  CUDA       $(if $(HAVE_NVCC),$(NVCC) for sm_$(subst $() ,$() sm_,$(strip $(GPU_ARCHS))),none: trains on the CPU)"
+	@echo "  NCCL       $(if $(HAVE_NCCL),$(NCCL_LIBRARY),none: one GPU)"
+	@echo "  OpenMP     $(if $(HAVE_OPENMP),yes,none: one CPU thread a rank)"
+	@echo "  OpenBLAS   $(if $(HAVE_OPENBLAS),$(BLAS_LIBS),none: own matrix products)"
+
+# Everything depends on the flags it was compiled with.
+FLAGS_STAMP := $(BUILD)/flags
+FLAGS_NOW := $(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(LDLIBS) $(if $(HAVE_NVCC),$(NVCC) $(NVCCFLAGS) $(CUDA_LIBS))
+ifneq ($(FLAGS_NOW),$(shell cat $(FLAGS_STAMP) 2>/dev/null))
+.PHONY: $(FLAGS_STAMP)
+endif
+$(FLAGS_STAMP):
+	@mkdir -p $(@D)
+	@printf '%s' '$(FLAGS_NOW)' > $@
+
+$(BUILD)/%.o: %.c $(FLAGS_STAMP)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/llmc/cpu/%.f32.o: llmc/cpu/%.c $(FLAGS_STAMP)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/llmc/cpu/%.f64.o: llmc/cpu/%.c $(FLAGS_STAMP)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -DCPU_F64 -MMD -MP -c $< -o $@
+
+ifeq ($(HAVE_NVCC),yes)
+$(BUILD)/%.o: %.cu $(FLAGS_STAMP)
+	@mkdir -p $(@D)
+	$(NVCC) $(CPPFLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
+else
+$(BUILD)/train_gpt.o: train_gpt.cu $(FLAGS_STAMP)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -x c -c $< -o $@
+endif
+
+train_gpt: $(BUILD)/train_gpt.o $(OBJECTS)
+	$(LINK)
+
+$(BUILD)/prepare: $(BUILD)/data/prepare.o $(HOST_OBJECTS) $(CPU_OBJECTS) $(CUDA_OBJECTS)
+	$(LINK)
+
+$(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS)
+	$(LINK)
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+
+# ---- jobs --------------------------------------------------------------------------------------------------
+
+train: all
+	scripts/train_on_own_text.sh
+
+test: all $(TESTS)
+	test/run_tests.sh $(BUILD) $(TESTS) $(TEST_SCRIPTS)
+
+# the C tests alone: what the sanitizer builds run
+test-unit: $(TESTS)
+	test/run_tests.sh $(BUILD) $(TESTS)
+
+test-gpu: all $(GPU_TESTS)
+	test/run_tests.sh $(BUILD) $(GPU_TESTS)
+
+# libFuzzer harnesses (clang): make fuzz CC=clang BUILD=build-fuzz SANITIZE=fuzzer-no-link,address,undefined
+fuzz: LDFLAGS += -fsanitize=fuzzer
+fuzz: $(FUZZERS)
+
+FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+format:
+	clang-format -i $(FORMATTED)
+format-check:
+	clang-format --dry-run -Werror $(FORMATTED)
+
+clean:
+	rm -rf $(BUILD) train_gpt
+
+help:
+	@sed -n '1,5p' Makefile
+	@echo "# make format          clang-format every source; format-check only looks"
+	@echo "# make fuzz            the fuzzers (see the Makefile)"
+	@echo "# variables: CC=clang BUILD=dir CUDA=0|1 NCCL=0|1 OPENMP=0|1 OPENBLAS=0|1 MARCH=x86-64-v3"
+	@echo "#            GPU_ARCH='80 90a' SANITIZE=address,undefined OPTIMIZE=-O1"

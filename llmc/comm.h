@@ -1,0 +1,66 @@
+/* Collectives between ranks. One interface; shared memory between the processes of one machine behind it on
+   the CPU (comm_shared.c), NCCL on GPUs (comm_nccl.cu).
+
+   Data collectives work on the backend's memory. Each starts when everything enqueued on the compute stream so far
+   is done, runs beside what is enqueued later, and is complete for the compute stream after comm_wait(slot).
+   Every rank calls the same collectives in the same order. Sums add the ranks in rank order: all-reduce and
+   reduce-scatter of the same data give the same bits.
+
+   Errors: STATUS_PEER_LOST names the rank that died or did not answer within the timeout. */
+#ifndef LLMC_COMM_H
+#define LLMC_COMM_H
+
+#include "backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { COMM_MAX_RANKS = 4096 };
+enum comm_op { COMM_SUM, COMM_MAX, COMM_MIN };
+
+struct comm {
+    int rank, ranks;
+    struct comm_state *state;
+
+    /* in place over `count` elements */
+    enum status (*all_reduce)(struct comm *c, struct tensor data, int64_t count, enum comm_op op, int slot);
+    /* data holds ranks * count elements; afterwards elements [rank * count, (rank + 1) * count) are summed over ranks,
+       the others are undefined */
+    enum status (*reduce_scatter)(struct comm *c, struct tensor data, int64_t count, int slot);
+    /* data holds ranks * count elements; every rank's own part is filled; afterwards all parts are */
+    enum status (*all_gather)(struct comm *c, struct tensor data, int64_t count, int slot);
+    /* from rank `root`, in place */
+    enum status (*broadcast)(struct comm *c, struct tensor data, int64_t count, int root, int slot);
+    /* Makes the compute stream wait for the collective last started in `slot`; none is no error. */
+    enum status (*wait)(struct comm *c, int slot);
+
+    /* Small host values, complete on return: for decisions that all ranks must take together. */
+    enum status (*host_all_reduce)(struct comm *c, double *values, int count, enum comm_op op);
+    /* every rank's `bytes` bytes at in, to out[ranks * bytes] in rank order */
+    enum status (*host_all_gather)(struct comm *c, void *out, const void *in, size_t bytes);
+    enum status (*barrier)(struct comm *c);
+    void (*free)(struct comm *c);
+};
+
+/* One rank, no communication. */
+enum status comm_single_create(struct comm **out);
+/* Memory that `ranks` processes on this machine meet in. Made before the fork, inherited by it. window_bytes: the
+   largest piece exchanged at once (larger data goes in several pieces). */
+struct comm_shared_memory;
+enum status comm_shared_memory_create(struct comm_shared_memory **out, int ranks, size_t window_bytes);
+void comm_shared_memory_free(struct comm_shared_memory *memory);
+/* Any process that sees a rank end without its work done tells the others so: they return STATUS_PEER_LOST. */
+void comm_shared_memory_mark_dead(struct comm_shared_memory *memory, int rank);
+/* The rank's end of it; the CPU backends' tensors (F32, F64). timeout_seconds: how long a rank may be behind. */
+enum status comm_shared_create(
+    struct comm **out, struct comm_shared_memory *memory, int rank, double timeout_seconds);
+
+/* Splits the one wish "this rank failed" from a hang: tells the others before this rank ends. NULL is allowed. */
+void comm_abort(struct comm *c);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,75 @@
+/* What a run tells: FLOPs and MFU, the GPUs' peaks, the progress line, log.jsonl. */
+#ifndef LLMC_METRICS_H
+#define LLMC_METRICS_H
+
+#include "json.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* FLOPs of training one token by the Megatron formula of the FlashAttention-2 paper, 6 P + 12 L C S (per sequence
+   6 S P + 12 L C S^2), attention not halved for the causal mask; and with it halved. */
+double flops_per_token(int64_t parameters, int layers, int channels, int seq_len);
+double flops_per_token_causal(int64_t parameters, int layers, int channels, int seq_len);
+
+/* GPUs by the name their driver gives, dense bf16 peaks. */
+struct gpu_info {
+    const char *key;          /* what --gpu takes: "a100-80gb", "h100-sxm", "h200" */
+    const char *device_name;  /* part of the driver's name that tells it */
+    double memory_gib;        /* what an allocator can have */
+    double bf16_tflops;       /* dense, fp32 accumulation */
+    const char *architecture; /* "sm_80", "sm_90a", ... */
+};
+const struct gpu_info *gpu_find_key(const char *key);            /* NULL: unknown */
+const struct gpu_info *gpu_find_device(const char *device_name); /* the longest match; NULL: unknown */
+const struct gpu_info *gpu_table(int *count);
+/* Unknown names: SMs x clock x dense bf16 FLOP per clock and SM of the compute capability. */
+double gpu_peak_from_clock(
+    int compute_capability_major, int compute_capability_minor, int multiprocessors, double clock_ghz);
+
+/* One step as people see it. */
+struct step_metrics {
+    int64_t step, total_steps; /* 1-based: steps done */
+    double loss, norm, learning_rate;
+    double milliseconds; /* of this step */
+    double tokens_per_second;
+    double tflops, tflops_causal;              /* per GPU */
+    double mfu;                                /* fraction of the peak; negative: peak unknown */
+    uint64_t memory_bytes, memory_total_bytes; /* peak used, device; total 0: unknown */
+    double eta_seconds;
+    double data_wait_milliseconds;
+    bool skipped;
+    const char *skip_reason; /* "non-finite", "loss spike", "norm spike"; NULL if applied */
+    int64_t tokens_seen, epoch;
+};
+
+/* Writes the progress line to stdout: redrawn in place on a terminal with a bar, plain lines otherwise; and every
+   step to log.jsonl. Only the first rank has one. */
+struct metrics_log;
+/* path: of log.jsonl, appended to; NULL: none. print_every: plain lines only every so many steps. On resume, lines of
+   steps after `resume_step` are cut off first (-1: nothing is cut), so that a step stands once in the log. */
+enum status metrics_log_open(
+    struct metrics_log **out, const char *path, bool quiet, int print_every, int64_t resume_step);
+void metrics_log_close(struct metrics_log *log);
+enum status metrics_log_step(struct metrics_log *log, const struct step_metrics *step);
+enum status metrics_log_eval(
+    struct metrics_log *log, int64_t step, double loss, int64_t tokens, double seconds);
+enum status metrics_log_sample(struct metrics_log *log, int64_t step, const char *text, size_t bytes);
+enum status metrics_log_checkpoint(
+    struct metrics_log *log, int64_t step, const char *path, double seconds, uint64_t bytes);
+/* A notice: printed above the progress line (unless quiet), and logged as {"type":"note"}. */
+enum status metrics_log_note(struct metrics_log *log, int64_t step, const char *text);
+/* Any other one-line object the caller built. */
+enum status metrics_log_json(struct metrics_log *log, const char *json_line);
+
+/* "1.3B", "124M", "12.4k"; "1.21 GiB"; "2h03m", "41s". Into out. */
+void format_count(char *out, size_t size, double value);
+void format_bytes(char *out, size_t size, uint64_t bytes);
+void format_duration(char *out, size_t size, double seconds);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

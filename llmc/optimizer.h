@@ -1,0 +1,74 @@
+/* AdamW over the model's buckets, with the gradients' journey between ranks: ZeRO 0 all-reduces gradients and
+   every rank updates everything; ZeRO 1 reduce-scatters them, every rank updates its shard of each bucket and the
+   shards are all-gathered (Rajbhandari et al., "ZeRO", SC 2020). Loss, norm, clipping and the decision to skip
+   happen in the backend's control block. */
+#ifndef LLMC_OPTIMIZER_H
+#define LLMC_OPTIMIZER_H
+
+#include "comm.h"
+#include "model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct optimizer_options {
+    int zero_stage;             /* 0 or 1 */
+    struct adamw_options adamw; /* learning_rate is set per step */
+    double clip;
+    uint64_t stochastic_seed; /* 0: round to nearest */
+};
+
+struct optimizer {
+    struct backend *backend;
+    struct comm *comm;
+    struct model *model;
+    struct optimizer_options options;
+    /* Of bucket b this rank keeps elements [shard_first, shard_first + shard_count) (relative to the bucket) of master,
+       first_moment and second_moment, at state_offset[b] of each buffer. ZeRO 0: whole buckets. */
+    int64_t *state_offset;
+    int64_t state_total;
+    struct tensor master; /* data NULL: the parameters are their own masters */
+    struct tensor first_moment, second_moment;
+    void *control; /* CONTROL_COUNT elements of statistic dtype */
+};
+
+struct step_result {
+    double loss, norm;
+    bool applied;
+    int64_t optimizer_step; /* applied steps so far */
+};
+
+enum status optimizer_create(
+    struct optimizer **out, struct model *model, struct comm *comm, const struct optimizer_options *options);
+void optimizer_free(struct optimizer *optimizer);
+
+/* This rank's part of bucket b, relative to the bucket. */
+void optimizer_shard(const struct optimizer *optimizer, int bucket, int64_t *first, int64_t *count);
+
+/* Masters and parameters from the seed. */
+enum status optimizer_initialize(struct optimizer *optimizer, uint64_t seed);
+/* Where to add token losses: control[CONTROL_LOSS_SUM]. */
+void *optimizer_loss_sum(const struct optimizer *optimizer);
+
+/* Before a step's first micro-step. */
+enum status optimizer_begin_step(struct optimizer *optimizer);
+/* Hooks for a micro-step: wait for gathered parameters; in the last micro-step start each bucket's reduction. */
+struct model_hooks optimizer_hooks(struct optimizer *optimizer, bool last_micro_step);
+/* After the last micro-step: norm, decision, AdamW, gather. */
+enum status optimizer_step(
+    struct optimizer *optimizer, double learning_rate, double tokens, double loss_limit, double norm_limit);
+/* The last step's outcome; waits for it. */
+enum status optimizer_result(struct optimizer *optimizer, struct step_result *result);
+
+/* For checkpoints. Exchange of whole parameters in fp32 (masters where there are), bucket by bucket:
+   every rank calls; `host` gets bucket->count floats on every rank with want, may be NULL on the others. */
+enum status optimizer_export_bucket(struct optimizer *optimizer, int bucket, float *host);
+/* Sets the parameters (and this rank's masters) of a bucket from bucket->count floats on the host of every rank. */
+enum status optimizer_import_bucket(struct optimizer *optimizer, int bucket, const float *host);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,69 @@
+/* The tests' frame: a test is a function, RUN calls it and prints "ok NAME" or the failed expectations; the last line
+   is "N passed, N failed". */
+#ifndef TEST_TEST_H
+#define TEST_TEST_H
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static int test_passed_, test_failed_, test_failures_in_this_;
+
+#define EXPECT(condition)                                                                                    \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            test_failures_in_this_++;                                                                        \
+            printf("    %s:%d: expected %s\n", __FILE__, __LINE__, #condition);                              \
+        }                                                                                                    \
+    } while (0)
+
+/* |a - b| <= tolerance; a NaN fails */
+#define EXPECT_NEAR(a, b, tolerance)                                                                         \
+    do {                                                                                                     \
+        double a_ = (double)(a), b_ = (double)(b), tolerance_ = (tolerance);                                 \
+        if (!(fabs(a_ - b_) <= tolerance_)) {                                                                \
+            test_failures_in_this_++;                                                                        \
+            printf("    %s:%d: %s = %.9g, %s = %.9g, differ by %.3g > %.3g\n", __FILE__, __LINE__, #a, a_,   \
+                #b, b_, fabs(a_ - b_), tolerance_);                                                          \
+        }                                                                                                    \
+    } while (0)
+
+#define EXPECT_STRING(a, b)                                                                                  \
+    do {                                                                                                     \
+        const char *a_ = (a), *b_ = (b);                                                                     \
+        if (strcmp(a_, b_) != 0) {                                                                           \
+            test_failures_in_this_++;                                                                        \
+            printf("    %s:%d: \"%s\" is not \"%s\"\n", __FILE__, __LINE__, a_, b_);                         \
+        }                                                                                                    \
+    } while (0)
+
+/* the text contains the part */
+#define EXPECT_CONTAINS(text, part)                                                                          \
+    do {                                                                                                     \
+        const char *text_ = (text), *part_ = (part);                                                         \
+        if (strstr(text_, part_) == NULL) {                                                                  \
+            test_failures_in_this_++;                                                                        \
+            printf("    %s:%d: \"%s\" does not contain \"%s\"\n", __FILE__, __LINE__, text_, part_);         \
+        }                                                                                                    \
+    } while (0)
+
+#define RUN(test)                                                                                            \
+    do {                                                                                                     \
+        test_failures_in_this_ = 0;                                                                          \
+        test();                                                                                              \
+        if (test_failures_in_this_ == 0) {                                                                   \
+            test_passed_++;                                                                                  \
+            printf("  ok %s\n", #test);                                                                      \
+        } else {                                                                                             \
+            test_failed_++;                                                                                  \
+            printf("  FAILED %s\n", #test);                                                                  \
+        }                                                                                                    \
+        fflush(stdout);                                                                                      \
+    } while (0)
+
+static inline int test_summary(void) {
+    printf("%d passed, %d failed\n", test_passed_, test_failed_);
+    return test_failed_ == 0 ? 0 : 1;
+}
+
+#endif
