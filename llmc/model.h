@@ -89,7 +89,7 @@ int64_t layout_offset(
     const struct layout *layout, const struct model_config *config, enum parameter_id id, int layer);
 int64_t parameter_elements(const struct model_config *config, enum parameter_id id); /* rows * columns */
 
-/* ---- the model ---- */
+/* ---- what a model is made with ---- */
 
 /* What backward computes again instead of keeping it from forward. Gradients are bitwise the same. */
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_LAYERNORM, RECOMPUTE_BLOCK, RECOMPUTE_LEVELS };
@@ -98,6 +98,7 @@ extern const char *const recompute_names[RECOMPUTE_LEVELS];
 struct model_options {
     struct model_config config;
     int micro_batch; /* most sequences at once */
+    int seq_len;     /* most tokens of a sequence, at most config.seq_len; 0: config.seq_len */
     enum recompute recompute;
     enum dtype gradient_dtype;
     int64_t logits_bytes; /* most that one chunk of logits may take */
@@ -112,7 +113,62 @@ struct model_hooks {
     void *context;
 };
 
-struct model; /* buffers, see model.c */
+/* ---- buffers: one table that the plan adds up and the model allocates ---- */
+
+enum buffer_group {
+    BUFFER_PARAMETERS,
+    BUFFER_GRADIENTS,
+    BUFFER_OPTIMIZER,
+    BUFFER_ACTIVATIONS,
+    BUFFER_WORKSPACE,
+    BUFFER_GROUPS
+};
+
+enum buffer_id {
+    /* of every layer, or one for all layers where the recompute level computes them again */
+    RESIDUAL_IN,
+    NORM1,
+    NORM1_MEAN,
+    NORM1_RSTD,
+    QKV,
+    ATTENTION,
+    ATTENTION_LOGSUMEXP,
+    ATTENTION_SAVED,
+    RESIDUAL_MID,
+    NORM2,
+    NORM2_MEAN,
+    NORM2_RSTD,
+    PRE_GELU,
+    GELU,
+    /* once */
+    FINAL_RESIDUAL,
+    FINAL_NORM,
+    FINAL_NORM_MEAN,
+    FINAL_NORM_RSTD,
+    LOGITS,
+    LOSSES,
+    BRANCH,
+    D_RESIDUAL,
+    D_BRANCH,
+    D_WIDE,
+    ATTENTION_WORKSPACE,
+    TOKENS,
+    TARGETS,
+    ONE_LOSS,
+    BUFFER_KINDS
+};
+extern const char *const buffer_names[BUFFER_KINDS];
+
+/* Bytes of one copy, and the number of copies (layers, or 1), for a micro-batch of options->micro_batch sequences of
+   `seq_len` tokens. */
+size_t buffer_bytes(enum buffer_id id, const struct model_options *options, int seq_len,
+    const struct backend_profile *device);
+int buffer_copies(enum buffer_id id, const struct model_options *options);
+enum buffer_group buffer_group(enum buffer_id id);
+
+/* ---- the model ---- */
+
+struct model;
 
 enum status model_create(struct model **out, struct backend *backend, const struct model_options *options);
 void model_free(struct model *model);
@@ -123,15 +179,17 @@ struct backend *model_get_backend(const struct model *model);
 struct tensor model_parameters(const struct model *model); /* the flat buffer, layout->total elements */
 struct tensor model_gradients(const struct model *model);
 
-/* Writes every parameter by the table: N(0, 0.02), residual projections by 1/sqrt(2L) smaller, LayerNorm 1, biases 0.
-   Values depend on the seed alone. `out` has the flat layout in any float dtype (the parameters, or fp32 masters);
+/* Initial values by the table: N(0, 0.02), residual projections by 1/sqrt(2L) smaller, LayerNorm 1, biases and padding
+   0. They depend on the seed alone. `out` has the flat layout in any float dtype (the parameters, or fp32 masters):
    elements [first, first + count) of the flat layout are written to out[0, count). */
 enum status model_initialize(
     struct model *model, struct tensor out, int64_t first, int64_t count, uint64_t seed);
 
-/* One micro-step over tokens and targets (B,T) in the backend's memory: adds the sum of token losses to *loss_sum
-   (statistic dtype, backend memory) and writes (or adds, with accumulate) gradients of d_loss * sum of losses.
-   batch <= micro_batch, seq_len <= config.seq_len. */
+/* Tokens and targets are (B,T) int32 on the host, with batch <= micro_batch and seq_len <= options.seq_len; loss sums
+   are one element of statistic dtype in the backend's memory. */
+
+/* One micro-step: adds the sum of token losses to *loss_sum and writes (or adds, with accumulate) the gradients of
+   d_loss * that sum. */
 enum status model_forward_backward(struct model *model, const int32_t *tokens, const int32_t *targets,
     int batch, int seq_len, double d_loss, bool accumulate, void *loss_sum, const struct model_hooks *hooks);
 
@@ -139,7 +197,7 @@ enum status model_forward_backward(struct model *model, const int32_t *tokens, c
 enum status model_loss(struct model *model, const int32_t *tokens, const int32_t *targets, int batch,
     int seq_len, void *loss_sum, const struct model_hooks *hooks);
 
-/* Logits (vocab_size floats, host) of the token that follows tokens[0..count) (host). */
+/* Logits (vocab_size floats, host) of the token that follows tokens[0, count). */
 enum status model_next_logits(
     struct model *model, const int32_t *tokens, int count, float *logits, const struct model_hooks *hooks);
 

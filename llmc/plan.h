@@ -10,45 +10,23 @@ extern "C" {
 #endif
 
 struct plan_options {
-    struct model_config model;
+    struct model_options model; /* micro_batch at least 1 */
     struct backend_profile device;
-    enum dtype gradient_dtype;
-    enum recompute recompute;
-    int micro_batch;
-    int seq_len; /* of the training sequences; at most model.seq_len */
-    int ranks;
     int zero_stage;
-    int64_t logits_bytes;  /* most that one chunk of logits may take */
     uint64_t device_bytes; /* 0: unknown */
 };
 
-enum plan_group {
-    PLAN_PARAMETERS,
-    PLAN_GRADIENTS,
-    PLAN_OPTIMIZER,
-    PLAN_ACTIVATIONS,
-    PLAN_WORKSPACE,
-    PLAN_GROUPS
-};
-
-struct plan_buffer {
-    const char *name;
-    enum plan_group group;
-    uint64_t bytes;
-};
-
-enum { PLAN_MAX_BUFFERS = 64 };
 struct plan {
-    struct plan_buffer buffers[PLAN_MAX_BUFFERS];
-    int count;
-    uint64_t group_bytes[PLAN_GROUPS];
+    uint64_t buffer_bytes[BUFFER_KINDS]; /* all copies */
+    uint64_t parameter_bytes, gradient_bytes, master_bytes, moment_bytes, device_workspace_bytes;
+    uint64_t group_bytes[BUFFER_GROUPS];
     uint64_t total_bytes;
-    /* what one more sequence in the micro-batch costs, and the largest micro-batch that fits (0: unknown or none) */
-    uint64_t sequence_bytes;
-    int largest_micro_batch;
+    uint64_t sequence_bytes; /* what one more sequence in the micro-batch costs */
+    int largest_micro_batch; /* 0: device unknown, or not even one fits */
+    int64_t parameters;      /* P, without vocabulary padding */
 };
 
-void plan_make(struct plan *plan, const struct plan_options *options);
+enum status plan_make(struct plan *plan, const struct plan_options *options);
 /* The plan as text: the buffers by group, the activations of every recompute level, the largest micro-batch. */
 void plan_print(FILE *out, const struct plan *plan, const struct plan_options *options);
 

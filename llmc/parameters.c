@@ -1,0 +1,111 @@
+/* The parameter table and the flat layout that it implies: bucket 0 holds what exists once, bucket 1 + l holds layer
+   l. Initialisation, weight decay, sharding, checkpoints and the printed summary are loops over this table. */
+#include "model.h"
+
+#include <stdlib.h>
+
+static int64_t one(const struct model_config *c) {
+    (void)c;
+    return 1;
+}
+static int64_t channels(const struct model_config *c) {
+    return c->channels;
+}
+static int64_t hidden(const struct model_config *c) {
+    return 4 * (int64_t)c->channels;
+}
+static int64_t qkv(const struct model_config *c) {
+    return model_qkv_features(c);
+}
+static int64_t vocab(const struct model_config *c) {
+    return c->vocab_size;
+}
+static int64_t padded_vocab(const struct model_config *c) {
+    return model_padded_vocab(c);
+}
+static int64_t positions(const struct model_config *c) {
+    return c->seq_len;
+}
+
+/* clang-format off */
+const struct parameter_info parameter_table[PARAMETER_KINDS] = {
+    /* name, Hugging Face name, per layer, decay, transposed in file, initial values, rows, columns, rows in file */
+    {"token embedding", "transformer.wte.weight", false, true, false, INIT_NORMAL, padded_vocab, channels, vocab},
+    {"position embedding", "transformer.wpe.weight", false, true, false, INIT_NORMAL, positions, channels, positions},
+    {"final norm weight", "transformer.ln_f.weight", false, false, false, INIT_ONE, channels, one, channels},
+    {"final norm bias", "transformer.ln_f.bias", false, false, false, INIT_ZERO, channels, one, channels},
+    {"qkv weight", "transformer.h.%d.attn.c_attn.weight", true, true, true, INIT_NORMAL, qkv, channels, qkv},
+    {"attention projection weight", "transformer.h.%d.attn.c_proj.weight", true, true, true, INIT_NORMAL_RESIDUAL, channels, channels, channels},
+    {"mlp up weight", "transformer.h.%d.mlp.c_fc.weight", true, true, true, INIT_NORMAL, hidden, channels, hidden},
+    {"mlp down weight", "transformer.h.%d.mlp.c_proj.weight", true, true, true, INIT_NORMAL_RESIDUAL, channels, hidden, channels},
+    {"qkv bias", "transformer.h.%d.attn.c_attn.bias", true, false, false, INIT_ZERO, qkv, one, qkv},
+    {"attention projection bias", "transformer.h.%d.attn.c_proj.bias", true, false, false, INIT_ZERO, channels, one, channels},
+    {"mlp up bias", "transformer.h.%d.mlp.c_fc.bias", true, false, false, INIT_ZERO, hidden, one, hidden},
+    {"mlp down bias", "transformer.h.%d.mlp.c_proj.bias", true, false, false, INIT_ZERO, channels, one, channels},
+    {"attention norm weight", "transformer.h.%d.ln_1.weight", true, false, false, INIT_ONE, channels, one, channels},
+    {"attention norm bias", "transformer.h.%d.ln_1.bias", true, false, false, INIT_ZERO, channels, one, channels},
+    {"mlp norm weight", "transformer.h.%d.ln_2.weight", true, false, false, INIT_ONE, channels, one, channels},
+    {"mlp norm bias", "transformer.h.%d.ln_2.bias", true, false, false, INIT_ZERO, channels, one, channels},
+};
+/* clang-format on */
+
+enum status model_config_check(const struct model_config *c) {
+    if (c->layers < 1 || c->channels < 1 || c->heads < 1 || c->kv_heads < 1 || c->seq_len < 1 ||
+        c->vocab_size < 1) {
+        return fail(
+            "model shape: layers %d, channels %d, heads %d, kv-heads %d, seq-len %d and vocab-size %d must "
+            "all be at least 1",
+            c->layers, c->channels, c->heads, c->kv_heads, c->seq_len, c->vocab_size);
+    }
+    if (c->channels % c->heads != 0) {
+        return fail("--heads %d does not divide --channels %d: choose a divisor", c->heads, c->channels);
+    }
+    if (c->heads % c->kv_heads != 0) {
+        return fail("--kv-heads %d does not divide --heads %d: choose a divisor", c->kv_heads, c->heads);
+    }
+    return STATUS_OK;
+}
+
+int64_t parameter_elements(const struct model_config *config, enum parameter_id id) {
+    return parameter_table[id].rows(config) * parameter_table[id].columns(config);
+}
+
+enum status layout_init(struct layout *layout, const struct model_config *config, int ranks) {
+    memset(layout, 0, sizeof *layout);
+    layout->buckets = config->layers + 1;
+    CHECK(ALLOCATE(layout->bucket, layout->buckets));
+    for (int b = 0; b < layout->buckets; b++) {
+        struct bucket *bucket = &layout->bucket[b];
+        bucket->offset = layout->total;
+        for (int id = 0; id < PARAMETER_KINDS; id++) {
+            const struct parameter_info *info = &parameter_table[id];
+            if (info->per_layer != (b > 0)) {
+                continue;
+            }
+            int64_t elements = parameter_elements(config, (enum parameter_id)id);
+            bucket->count += elements;
+            bucket->decay_count += info->decay ? elements : 0;
+            layout->parameters += info->file_rows(config) * info->columns(config);
+        }
+        bucket->padded_count = round_up(bucket->count, (int64_t)ranks * 128);
+        layout->total += bucket->padded_count;
+    }
+    return STATUS_OK;
+}
+
+void layout_free(struct layout *layout) {
+    free(layout->bucket);
+    memset(layout, 0, sizeof *layout);
+}
+
+int64_t layout_offset(
+    const struct layout *layout, const struct model_config *config, enum parameter_id id, int layer) {
+    bool per_layer = parameter_table[id].per_layer;
+    int64_t offset = layout->bucket[per_layer ? layer + 1 : 0].offset;
+    for (int before = 0; before < (int)id; before++) {
+        if (parameter_table[before].per_layer == per_layer) {
+            offset += parameter_elements(config, (enum parameter_id)before);
+        }
+    }
+    return offset;
+}
