@@ -31,6 +31,7 @@ struct optimizer {
     struct tensor master; /* data NULL: the parameters are their own masters */
     struct tensor first_moment, second_moment;
     void *control; /* CONTROL_COUNT elements of statistic dtype */
+    void *staging; /* fp32, for checkpoints */
 };
 
 struct step_result {
@@ -60,9 +61,11 @@ enum status optimizer_step(
     struct optimizer *optimizer, double learning_rate, double tokens, double loss_limit, double norm_limit);
 /* The last step's outcome; waits for it. */
 enum status optimizer_result(struct optimizer *optimizer, struct step_result *result);
+/* On resume: the number of applied steps so far. */
+enum status optimizer_set_step(struct optimizer *optimizer, int64_t optimizer_step);
 
 /* For checkpoints. Exchange of whole parameters in fp32 (masters where there are), bucket by bucket:
-   every rank calls; `host` gets bucket->count floats on every rank with want, may be NULL on the others. */
+   every rank calls; `host` gets bucket->count floats, and is NULL on ranks that do not want them. */
 enum status optimizer_export_bucket(struct optimizer *optimizer, int bucket, float *host);
 /* Sets the parameters (and this rank's masters) of a bucket from bucket->count floats on the host of every rank. */
 enum status optimizer_import_bucket(struct optimizer *optimizer, int bucket, const float *host);

@@ -1,0 +1,142 @@
+/* The plan adds up what model.c and optimizer.c allocate: both read the same buffer table and layout, so the plan can't
+   drift from the truth. */
+#include "plan.h"
+
+#include "metrics.h"
+
+static uint64_t activation_bytes(const struct model_options *options, const struct backend_profile *device) {
+    uint64_t bytes = 0;
+    int seq_len = options->seq_len > 0 ? options->seq_len : options->config.seq_len;
+    for (int id = 0; id < BUFFER_KINDS; id++) {
+        size_t one =
+            (size_t)round_up((int64_t)buffer_bytes((enum buffer_id)id, options, seq_len, device), 256);
+        bytes += (uint64_t)one * (uint64_t)buffer_copies((enum buffer_id)id, options);
+    }
+    return bytes;
+}
+
+enum status plan_make(struct plan *plan, const struct plan_options *options) {
+    const struct model_options *model = &options->model;
+    const struct backend_profile *device = &options->device;
+    memset(plan, 0, sizeof *plan);
+    CHECK(model_config_check(&model->config));
+    struct layout layout;
+    CHECK(layout_init(&layout, &model->config, model->ranks));
+    uint64_t elements = (uint64_t)layout.total;
+    uint64_t states = options->zero_stage == 0 ? elements : elements / (uint64_t)model->ranks;
+    plan->parameters = layout.parameters;
+    layout_free(&layout);
+
+    plan->parameter_bytes = elements * dtype_bytes(device->parameter_dtype);
+    plan->gradient_bytes = elements * dtype_bytes(model->gradient_dtype);
+    plan->moment_bytes = states * 2 * dtype_bytes(device->statistic_dtype);
+    plan->master_bytes =
+        device->master_dtype == device->parameter_dtype ? 0 : states * dtype_bytes(device->master_dtype);
+    plan->device_workspace_bytes = device->workspace_bytes;
+    plan->group_bytes[BUFFER_PARAMETERS] = plan->parameter_bytes;
+    plan->group_bytes[BUFFER_GRADIENTS] = plan->gradient_bytes;
+    plan->group_bytes[BUFFER_OPTIMIZER] = plan->moment_bytes + plan->master_bytes;
+    plan->group_bytes[BUFFER_WORKSPACE] = plan->device_workspace_bytes;
+    int seq_len = model->seq_len > 0 ? model->seq_len : model->config.seq_len;
+    for (int id = 0; id < BUFFER_KINDS; id++) {
+        size_t one = (size_t)round_up((int64_t)buffer_bytes((enum buffer_id)id, model, seq_len, device), 256);
+        plan->buffer_bytes[id] = (uint64_t)one * (uint64_t)buffer_copies((enum buffer_id)id, model);
+        plan->group_bytes[buffer_group((enum buffer_id)id)] += plan->buffer_bytes[id];
+    }
+    for (int g = 0; g < BUFFER_GROUPS; g++) {
+        plan->total_bytes += plan->group_bytes[g];
+    }
+
+    struct model_options more = *model;
+    more.micro_batch = model->micro_batch + 1;
+    uint64_t now = activation_bytes(model, device);
+    plan->sequence_bytes = activation_bytes(&more, device) - now;
+    uint64_t fixed = plan->total_bytes - now;
+    /* the largest that fits, by bisection: chunks make the bytes not quite linear */
+    int low = 0, high = 1 << 20;
+    while (options->device_bytes > 0 && low < high) {
+        more.micro_batch = low + (high - low + 1) / 2;
+        if (fixed + activation_bytes(&more, device) <= options->device_bytes) {
+            low = more.micro_batch;
+        } else {
+            high = more.micro_batch - 1;
+        }
+    }
+    plan->largest_micro_batch = low;
+    return STATUS_OK;
+}
+
+static void print_line(FILE *out, const char *name, uint64_t bytes, const char *remark) {
+    char text[32];
+    format_bytes(text, sizeof text, bytes);
+    fprintf(out, "  %-28s %12s  %s\n", name, text, remark);
+}
+
+static const char *const group_names[BUFFER_GROUPS] = {
+    "parameters", "gradients", "optimizer", "activations", "workspace"};
+
+void plan_print(FILE *out, const struct plan *plan, const struct plan_options *options) {
+    const struct model_options *model = &options->model;
+    const struct backend_profile *device = &options->device;
+    const struct model_config *c = &model->config;
+    char count[32], bytes[32], remark[128];
+    int seq_len = model->seq_len > 0 ? model->seq_len : c->seq_len;
+    format_count(count, sizeof count, (double)plan->parameters);
+    fprintf(out,
+        "memory plan for one of %d rank%s: %s parameters, micro-batch %d x %d tokens, recompute %s\n",
+        model->ranks, model->ranks == 1 ? "" : "s", count, model->micro_batch, seq_len,
+        recompute_names[model->recompute]);
+    print_line(out, "parameters", plan->parameter_bytes, dtype_name(device->parameter_dtype));
+    print_line(out, "gradients", plan->gradient_bytes, dtype_name(model->gradient_dtype));
+    snprintf(remark, sizeof remark, "%s, ZeRO %d", dtype_name(device->statistic_dtype), options->zero_stage);
+    print_line(out, "optimizer moments", plan->moment_bytes, remark);
+    if (plan->master_bytes > 0) {
+        print_line(out, "optimizer master weights", plan->master_bytes, dtype_name(device->master_dtype));
+    }
+    for (int g = BUFFER_ACTIVATIONS; g <= BUFFER_WORKSPACE; g++) {
+        print_line(out, group_names[g], plan->group_bytes[g], "");
+        for (int id = 0; id < BUFFER_KINDS; id++) {
+            if (plan->buffer_bytes[id] < (1u << 20) ||
+                buffer_group((enum buffer_id)id) != (enum buffer_group)g) {
+                continue; /* what is too small to matter */
+            }
+            int copies = buffer_copies((enum buffer_id)id, model);
+            format_bytes(bytes, sizeof bytes, plan->buffer_bytes[id] / (uint64_t)copies);
+            snprintf(remark, sizeof remark, "  = %d x %s", copies, bytes);
+            char name[64];
+            snprintf(name, sizeof name, "  %s", buffer_names[id]);
+            print_line(out, name, plan->buffer_bytes[id], copies > 1 ? remark : "");
+        }
+        if (g == BUFFER_WORKSPACE && plan->device_workspace_bytes > 0) {
+            print_line(out, "  device and libraries", plan->device_workspace_bytes, "");
+        }
+    }
+    print_line(out, "total", plan->total_bytes, "");
+    fprintf(out, "  by recompute level (activations and workspace; each more sequence):\n");
+    for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
+        struct plan_options other = *options;
+        other.model.recompute = (enum recompute)level;
+        struct plan at_level;
+        if (plan_make(&at_level, &other) != STATUS_OK) {
+            continue;
+        }
+        format_bytes(bytes, sizeof bytes, at_level.sequence_bytes);
+        snprintf(remark, sizeof remark, "+ %s a sequence", bytes);
+        if (options->device_bytes > 0) {
+            size_t used = strlen(remark);
+            snprintf(remark + used, sizeof remark - used, ", largest micro-batch %d",
+                at_level.largest_micro_batch);
+        }
+        char name[64];
+        snprintf(name, sizeof name, "  --recompute %s", recompute_names[level]);
+        print_line(out, name,
+            at_level.group_bytes[BUFFER_ACTIVATIONS] + at_level.group_bytes[BUFFER_WORKSPACE], remark);
+    }
+    if (options->device_bytes > 0) {
+        format_bytes(bytes, sizeof bytes, options->device_bytes);
+        fprintf(out, "  the device has %s: %s\n", bytes,
+            plan->total_bytes <= options->device_bytes ? "the plan fits"
+            : plan->largest_micro_batch > 0            ? "too little, lower --micro-batch or recompute more"
+                                                       : "too little for any micro-batch");
+    }
+}
