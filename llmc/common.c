@@ -153,7 +153,9 @@ uint16_t float_to_f16(float value) {
 /* ---- memory ---- */
 
 enum status allocate(void **out, size_t count, size_t size) {
-    void *memory = calloc(count > 0 ? count : 1, size > 0 ? size : 1); /* calloc checks the product */
+    size_t bytes;
+    bool overflow = __builtin_mul_overflow(count, size, &bytes);
+    void *memory = overflow ? NULL : calloc(bytes > 0 ? bytes : 1, 1);
     memcpy(out, &memory, sizeof memory); /* *out is a pointer of any type: no aliasing through void * */
     if (memory == NULL) {
         return fail_as(

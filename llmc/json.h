@@ -27,7 +27,7 @@ struct json {
 /* The whole of text[0, bytes) is one value. Duplicate keys, bad UTF-8, depth over 64 are errors. `name` for messages. */
 enum status json_parse(struct json **out, const char *text, size_t bytes, const char *name);
 void json_free(struct json *value);
-const struct json *json_get(const struct json *object, const char *key); /* NULL if not there or no object */
+const struct json *json_get(const struct json *object, const char *key); /* NULL if not there, or no object */
 /* Members that must be there and of the right type and range; messages name `name` and key. */
 enum status json_get_integer(const struct json *object, const char *key, int64_t least, int64_t most,
     int64_t *value, const char *name);
@@ -41,7 +41,8 @@ struct json_writer {
     int depth;
     bool need_comma, after_key, failed, pretty;
 };
-void json_writer_init(struct json_writer *w, bool pretty); /* pretty: two-space indents; else one line */
+/* pretty: two-space indents and a final newline; else one line */
+void json_writer_init(struct json_writer *w, bool pretty);
 void json_begin_object(struct json_writer *w);
 void json_end_object(struct json_writer *w);
 void json_begin_array(struct json_writer *w);
@@ -55,7 +56,9 @@ void json_number(
     struct json_writer *w, double value); /* shortest text that reads back the same; NaN, inf: null */
 void json_bool(struct json_writer *w, bool value);
 void json_null(struct json_writer *w);
-enum status json_writer_finish(struct json_writer *w, char **text, size_t *bytes); /* caller frees text */
+void json_value(struct json_writer *w, const struct json *value); /* a parsed value with all it holds */
+/* The text, zero-terminated; the caller frees it. bytes may be NULL. */
+enum status json_writer_finish(struct json_writer *w, char **text, size_t *bytes);
 
 #ifdef __cplusplus
 }
