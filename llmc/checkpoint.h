@@ -34,9 +34,10 @@ struct run_state {
    returns it and the temporary folder is removed. path_out[size]: the finished folder; bytes_out: of all files. */
 enum status checkpoint_save(const char *run_dir, struct optimizer *optimizer, const struct run_state *state,
     const char *options_json, char *path_out, size_t path_size, uint64_t *bytes_out);
-/* Removes old checkpoints: keeps the newest `keep` (0: all) and every step that is a multiple of keep_every (0: none),
-   and left-over temporary folders. First rank only. */
-enum status checkpoint_prune(const char *run_dir, int64_t keep, int64_t keep_every);
+/* Removes old checkpoints and left-over temporary folders; keeps the newest `keep` (0: all) up to `step`, the one just
+   saved, and every step that is a multiple of keep_every (0: none). Those of later steps, which are damaged ones that
+   the resume passed over, do not count and stay. First rank only. */
+enum status checkpoint_prune(const char *run_dir, int64_t step, int64_t keep, int64_t keep_every);
 
 /* The newest checkpoint whose files are all there and whose checksums hold; damaged ones are passed over, each with a
    line through `notice` that names the file and what is wrong. path "" if there is none at all. If there are some but
@@ -50,7 +51,8 @@ enum status checkpoint_read_state(const char *path, struct run_state *state, str
 enum status checkpoint_read_config(const char *path, struct model_config *config);
 /* Weights alone (masters too), from <path>/model.safetensors. Every rank calls. Shape mismatches name the tensor. */
 enum status checkpoint_load_weights(const char *path, struct optimizer *optimizer);
-/* Moments, from any number of ranks' shards into this rank's. */
+/* Moments, from any number of ranks' shards into this rank's, and the number of applied steps into the control block.
+   Every rank calls. */
 enum status checkpoint_load_moments(const char *path, struct optimizer *optimizer);
 
 #ifdef __cplusplus
