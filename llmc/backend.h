@@ -87,6 +87,8 @@ struct backend_profile {
 
 struct backend {
     struct backend_profile profile;
+    char device_name[128]; /* "NVIDIA H200"; "CPU, 2 threads" */
+    double peak_tflops;    /* dense bf16 peak; 0: unknown */
     struct backend_state *state; /* the implementation's own */
 
     void (*free)(struct backend *b);
