@@ -1,6 +1,5 @@
-/* Batches of token sequences from shards, or random ones for throughput runs.
+/* Batches of token sequences from shards (shard.h), or random ones for throughput runs.
 
-   Shard format (llm.c's): 256 int32 (magic 20240520, version 1, token count, zeros), then uint16 tokens.
    A shard of n tokens gives ceil((n - 1) / T) windows of T + 1 tokens, T apart; the last one is moved back to end with
    the shard, so that every token is seen. All windows of all shards, in the order of the sorted names, are numbered;
    epoch e visits them in a pseudo-random order that depends on (seed, e) alone. A position counts sequences from
@@ -8,13 +7,11 @@
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
 
-#include "common.h"
+#include "shard.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD_HEADER_INTS = 256 };
 
 struct dataloader_options {
     const char *pattern; /* "synthetic", or a glob of shard files */
@@ -24,12 +21,17 @@ struct dataloader_options {
     int vocab_size;      /* a token at or over it is an error that names file and offset */
     int rank, ranks;
     uint64_t seed;
-    bool shuffle;  /* false: epoch order is file order, and windows are not repeated after one epoch */
+    /* false: epoch order is file order, and windows are not repeated after one epoch */
+    bool shuffle;
     bool prefetch; /* a thread reads the next batch ahead */
 };
 
+#define DATALOADER_MAX_POSITION (INT64_C(1) << 62)
+
 struct dataloader;
 
+/* Opens and checks every shard. With shuffle, fewer windows than one call of all ranks takes is an error. The options'
+   strings are not needed afterwards. */
 enum status dataloader_open(struct dataloader **out, const struct dataloader_options *options);
 void dataloader_close(struct dataloader *loader);
 int64_t dataloader_windows(const struct dataloader *loader); /* W, sequences an epoch; synthetic: INT64_MAX */
@@ -38,17 +40,16 @@ int dataloader_shards(const struct dataloader *loader);
 
 /* Position of the next call's first sequence over all ranks; a checkpoint keeps it. */
 int64_t dataloader_position(const struct dataloader *loader);
+/* Any position from 0 to DATALOADER_MAX_POSITION, at any time. */
 enum status dataloader_seek(struct dataloader *loader, int64_t position);
 
 /* This rank's next micro-batch: positions position + rank * B ... + B - 1; then position += ranks * B.
    inputs and targets (B,T): targets are the tokens one later. wait_seconds (may be NULL) += time spent waiting.
    Without shuffle, sequences past the end and target tokens already given by the previous window have
-   target -1 (no loss), so that one pass counts every token once. */
+   target -1 (no loss), so that one pass counts every token once.
+   After an error, the prefetch thread's too, the position is unchanged and the next call tries again. */
 enum status dataloader_next(
     struct dataloader *loader, int32_t *inputs, int32_t *targets, double *wait_seconds);
-
-/* Writing shards, for data/prepare and tests. */
-enum status shard_write(const char *path, const uint16_t *tokens, int64_t count);
 
 #ifdef __cplusplus
 }
