@@ -91,7 +91,7 @@ TEST_SCRIPTS := $(wildcard test/test_*.sh)
 GPU_TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/gpu_*.c))
 FUZZERS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/fuzz_*.c))
 
-.PHONY: all train test test-unit test-gpu fuzz format format-check config help clean
+.PHONY: all train test test-unit gpu-tests test-gpu fuzz format format-check config help clean
 .DELETE_ON_ERROR:
 all: config train_gpt $(BUILD)/prepare
 
@@ -149,7 +149,7 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS)
 # ---- jobs --------------------------------------------------------------------------------------------------
 
 train: all
-	scripts/train_on_own_text.sh
+	scripts/train_on_own_text.sh $(ARGS)
 
 test: all $(TESTS)
 	test/run_tests.sh $(BUILD) $(TESTS) $(TEST_SCRIPTS)
@@ -158,6 +158,7 @@ test: all $(TESTS)
 test-unit: $(TESTS)
 	test/run_tests.sh $(BUILD) $(TESTS)
 
+gpu-tests: $(GPU_TESTS)
 test-gpu: all $(GPU_TESTS)
 	test/run_tests.sh $(BUILD) $(GPU_TESTS)
 

@@ -1,0 +1,876 @@
+/* flashgpt: trains a GPT from token shards to checkpoints, on one CPU, one GPU or several.
+
+   The story, from the bottom of this file upwards:
+     main           reads the options, finds what to resume, checks data and model, then starts the ranks
+     rank_main      one rank: device, data, model, optimizer, weights; then the loop
+     train          the loop: step, evaluation, sample, checkpoint, signals
+     train_step     micro-steps of forward and backward, one optimizer step, one line of progress
+
+   Plain C in a .cu file: nvcc builds it with CUDA, `cc -x c` without. */
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llmc/checkpoint.h"
+#include "llmc/dataloader.h"
+#include "llmc/launch.h"
+#include "llmc/metrics.h"
+#include "llmc/options.h"
+#include "llmc/plan.h"
+#include "llmc/random.h"
+#include "llmc/schedule.h"
+#include "llmc/tokenizer.h"
+
+enum { PATH_BYTES = 4096 };
+
+/* What is known before the ranks start; they inherit it through the fork. */
+struct run {
+    struct options options;
+    struct model_config config;
+    struct run_state state;      /* of the checkpoint, or of a fresh start */
+    bool cuda;                   /* the device */
+    char run_dir[PATH_BYTES];    /* "" in a dry run */
+    char checkpoint[PATH_BYTES]; /* to resume from; "" = start afresh */
+    struct schedule schedule;
+};
+
+/* One rank at work. */
+struct worker {
+    const struct run *run;
+    const struct options *options;
+    struct backend *backend;
+    struct comm *comm;
+    struct model *model;
+    struct optimizer *optimizer;
+    struct dataloader *train_data, *val_data;
+    struct tokenizer *tokenizer;
+    struct metrics_log *log; /* first rank only */
+    struct run_state state;
+    char *options_json;
+    int32_t *inputs, *targets; /* (micro_batch, seq_len) */
+    void *loss_sum;            /* for evaluation; backend memory */
+    int micro_steps;           /* per rank and step */
+    double peak_tflops;        /* 0: unknown */
+    double start_seconds;
+    int64_t start_step;
+    char last_checkpoint[PATH_BYTES];
+};
+
+/* ---- one step ---- */
+
+/* The value above which a spike is one: mean + z standard deviations of the last applied steps. */
+static double spike_limit(const double *recent, int count, double z) {
+    if (z <= 0.0 || count < SPIKE_WINDOW) {
+        return INFINITY;
+    }
+    double mean = 0.0, variance = 0.0;
+    for (int i = 0; i < count; i++) {
+        mean += recent[i] / count;
+    }
+    for (int i = 0; i < count; i++) {
+        variance += (recent[i] - mean) * (recent[i] - mean) / count;
+    }
+    return mean + z * sqrt(variance);
+}
+
+static void remember_applied_step(struct run_state *state, const struct step_result *result) {
+    if (state->recent_count == SPIKE_WINDOW) {
+        memmove(state->recent_loss, state->recent_loss + 1, (SPIKE_WINDOW - 1) * sizeof(double));
+        memmove(state->recent_norm, state->recent_norm + 1, (SPIKE_WINDOW - 1) * sizeof(double));
+        state->recent_count--;
+    }
+    state->recent_loss[state->recent_count] = result->loss;
+    state->recent_norm[state->recent_count] = result->norm;
+    state->recent_count++;
+}
+
+static const char *skip_reason(const struct step_result *result, double loss_limit) {
+    if (!isfinite(result->loss)) {
+        return "non-finite loss";
+    }
+    if (!isfinite(result->norm)) {
+        return "non-finite gradient";
+    }
+    return result->loss > loss_limit ? "loss spike" : "gradient norm spike";
+}
+
+static enum status log_step(struct worker *w, const struct step_result *result, double learning_rate,
+    const char *skipped_because, double seconds, double data_wait) {
+    const struct options *o = w->options;
+    const struct model_config *c = &w->run->config;
+    if (w->log == NULL) {
+        return STATUS_OK;
+    }
+    double tokens_per_second = (double)o->global_batch / seconds;
+    double per_rank = tokens_per_second / w->comm->ranks / 1e12;
+    int64_t parameters = model_get_layout(w->model)->parameters;
+    double steps_done = (double)(w->state.step - w->start_step);
+    struct step_metrics m;
+    memset(&m, 0, sizeof m);
+    m.step = w->state.step;
+    m.total_steps = o->steps;
+    m.loss = result->loss;
+    m.norm = result->norm;
+    m.learning_rate = learning_rate;
+    m.milliseconds = seconds * 1e3;
+    m.tokens_per_second = tokens_per_second;
+    m.tflops = per_rank * flops_per_token(parameters, c->layers, c->channels, (int)o->seq_len);
+    m.tflops_causal = per_rank * flops_per_token_causal(parameters, c->layers, c->channels, (int)o->seq_len);
+    m.mfu = w->peak_tflops > 0.0 ? m.tflops / w->peak_tflops : -1.0;
+    uint64_t used;
+    w->backend->memory_usage(w->backend, &used, &m.memory_bytes, &m.memory_total_bytes);
+    m.eta_seconds = (time_seconds() - w->start_seconds) / steps_done * (double)(o->steps - w->state.step);
+    m.data_wait_milliseconds = data_wait * 1e3;
+    m.skipped = !result->applied;
+    m.skip_reason = skipped_because;
+    m.tokens_seen = w->state.tokens_seen;
+    m.epoch = w->state.data_position / dataloader_windows(w->train_data);
+    return metrics_log_step(w->log, &m);
+}
+
+static enum status train_step(struct worker *w) {
+    const struct options *o = w->options;
+    struct run_state *state = &w->state;
+    double start = time_seconds(), data_wait = 0.0;
+    double learning_rate = schedule_learning_rate(&w->run->schedule, state->step);
+    double d_loss = 1.0 / (double)o->global_batch;
+    double loss_limit = spike_limit(state->recent_loss, state->recent_count, o->skip_loss_zscore);
+    double norm_limit = spike_limit(state->recent_norm, state->recent_count, o->skip_norm_zscore);
+
+    CHECK(optimizer_begin_step(w->optimizer));
+    for (int micro = 0; micro < w->micro_steps; micro++) {
+        struct model_hooks hooks = optimizer_hooks(w->optimizer, micro == w->micro_steps - 1);
+        CHECK(dataloader_next(w->train_data, w->inputs, w->targets, &data_wait));
+        CHECK(model_forward_backward(w->model, w->inputs, w->targets, (int)o->micro_batch, (int)o->seq_len,
+            d_loss, micro > 0, optimizer_loss_sum(w->optimizer), &hooks));
+    }
+    CHECK(optimizer_step(w->optimizer, learning_rate, (double)o->global_batch, loss_limit, norm_limit));
+    struct step_result result;
+    CHECK(optimizer_result(w->optimizer, &result));
+
+    state->step++;
+    state->data_position = dataloader_position(w->train_data);
+    state->optimizer_step = result.optimizer_step;
+    state->tokens_seen += o->global_batch;
+    const char *skipped_because = NULL;
+    if (result.applied) {
+        state->skipped_in_row = 0;
+        remember_applied_step(state, &result);
+    } else {
+        state->skipped_total++;
+        state->skipped_in_row++;
+        skipped_because = skip_reason(&result, loss_limit);
+    }
+    CHECK(log_step(w, &result, learning_rate, skipped_because, time_seconds() - start, data_wait));
+    if (o->max_skipped > 0 && state->skipped_in_row >= o->max_skipped) {
+        return fail(
+            "%lld steps in a row were skipped, the last for a %s, and the weights are as before them: lower "
+            "--learning-rate, or go on from an earlier checkpoint of %s",
+            (long long)state->skipped_in_row, skipped_because, w->run->run_dir);
+    }
+    return STATUS_OK;
+}
+
+/* ---- evaluation, samples, checkpoints ---- */
+
+static enum status evaluate(struct worker *w) {
+    const struct options *o = w->options;
+    struct backend *b = w->backend;
+    double start = time_seconds();
+    double totals[2] = {0.0, 0.0}; /* loss, tokens */
+    size_t statistic_bytes = dtype_bytes(b->profile.statistic_dtype);
+    int64_t batches = ceil_div(dataloader_windows(w->val_data), o->micro_batch * w->comm->ranks);
+    if (o->eval_batches > 0) {
+        batches = min_i64(batches, o->eval_batches);
+    }
+    struct model_hooks hooks = optimizer_hooks(w->optimizer, false);
+    CHECK(dataloader_seek(w->val_data, 0));
+    for (int64_t i = 0; i < batches; i++) {
+        CHECK(dataloader_next(w->val_data, w->inputs, w->targets, NULL));
+        CHECK(b->set_zero(b, w->loss_sum, statistic_bytes));
+        CHECK(model_loss(
+            w->model, w->inputs, w->targets, (int)o->micro_batch, (int)o->seq_len, w->loss_sum, &hooks));
+        double sum = 0.0; /* room for either dtype */
+        CHECK(b->copy_to_host(b, &sum, w->loss_sum, statistic_bytes));
+        totals[0] +=
+            b->profile.statistic_dtype == DTYPE_F64 ? sum : (double)*(const float *)(const void *)&sum;
+        for (int64_t t = 0; t < o->micro_batch * o->seq_len; t++) {
+            totals[1] += w->targets[t] >= 0 ? 1.0 : 0.0;
+        }
+    }
+    CHECK(w->comm->host_all_reduce(w->comm, totals, 2, COMM_SUM));
+    double loss = totals[0] / totals[1];
+    w->state.last_val_loss = loss;
+    if (!(w->state.best_val_loss <= loss)) {
+        w->state.best_val_loss = loss;
+    }
+    return w->log == NULL
+               ? STATUS_OK
+               : metrics_log_eval(w->log, w->state.step, loss, (int64_t)totals[1], time_seconds() - start);
+}
+
+/* A token from logits / temperature; temperature 0: the likeliest. */
+static int32_t draw_token(const float *logits, int count, double temperature, double uniform) {
+    int best = 0;
+    for (int i = 1; i < count; i++) {
+        best = logits[i] > logits[best] ? i : best;
+    }
+    if (temperature <= 0.0) {
+        return best;
+    }
+    double sum = 0.0;
+    for (int i = 0; i < count; i++) {
+        sum += exp((logits[i] - logits[best]) / temperature);
+    }
+    double left = uniform * sum;
+    for (int i = 0; i < count; i++) {
+        left -= exp((logits[i] - logits[best]) / temperature);
+        if (left < 0.0) {
+            return i;
+        }
+    }
+    return best;
+}
+
+static enum status generate(struct worker *w, int32_t *tokens, int64_t prompt_count, int64_t count,
+    float *logits, char *text, size_t *text_bytes) {
+    const struct options *o = w->options;
+    struct model_hooks hooks = optimizer_hooks(w->optimizer, false);
+    for (int64_t n = prompt_count; n < count; n++) {
+        int64_t window = min_i64(n, o->seq_len);
+        CHECK(model_next_logits(w->model, tokens + n - window, (int)window, logits, &hooks));
+        double uniform = random_uniform((uint64_t)o->seed, RANDOM_STREAM_SAMPLE, (uint64_t)n);
+        tokens[n] = draw_token(logits, w->run->config.vocab_size, o->sample_temperature, uniform);
+        if (tokens[n] == tokenizer_end_of_text(w->tokenizer)) {
+            break;
+        }
+        size_t bytes;
+        const char *piece = tokenizer_token_bytes(w->tokenizer, tokens[n], &bytes);
+        if (piece != NULL) {
+            memcpy(text + *text_bytes, piece, bytes);
+            *text_bytes += bytes;
+        }
+    }
+    return STATUS_OK;
+}
+
+/* First rank only: the parameters are all there, and nothing is exchanged. */
+static enum status sample(struct worker *w) {
+    const struct options *o = w->options;
+    int32_t *prompt = NULL, *tokens = NULL;
+    float *logits = NULL;
+    char *text = NULL;
+    size_t prompt_count = 0, text_bytes = strlen(o->sample_prompt), longest = 1;
+    int64_t count;
+    enum status status = STATUS_OK;
+    CHECK_CLEANUP(tokenizer_encode(w->tokenizer, o->sample_prompt, text_bytes, &prompt, &prompt_count));
+    for (int32_t t = 0; t < tokenizer_vocab_size(w->tokenizer); t++) {
+        size_t bytes;
+        tokenizer_token_bytes(w->tokenizer, t, &bytes);
+        longest = bytes > longest ? bytes : longest;
+    }
+    count = 1 + (int64_t)prompt_count + o->sample_tokens;
+    CHECK_CLEANUP(ALLOCATE(tokens, count));
+    CHECK_CLEANUP(ALLOCATE(logits, w->run->config.vocab_size));
+    CHECK_CLEANUP(ALLOCATE(text, text_bytes + longest * (size_t)o->sample_tokens));
+    tokens[0] = tokenizer_end_of_text(w->tokenizer); /* a document starts after the end of another */
+    memcpy(tokens + 1, prompt, prompt_count * sizeof *prompt);
+    memcpy(text, o->sample_prompt, text_bytes);
+    CHECK_CLEANUP(generate(w, tokens, 1 + (int64_t)prompt_count, count, logits, text, &text_bytes));
+    CHECK_CLEANUP(metrics_log_sample(w->log, w->state.step, text, text_bytes));
+cleanup:
+    free(text);
+    free(logits);
+    free(tokens);
+    free(prompt);
+    return status;
+}
+
+static enum status save(struct worker *w) {
+    double start = time_seconds();
+    uint64_t bytes = 0;
+    CHECK(checkpoint_save(w->run->run_dir, w->optimizer, &w->state, w->options_json, w->last_checkpoint,
+        sizeof w->last_checkpoint, &bytes));
+    if (w->log == NULL) {
+        return STATUS_OK;
+    }
+    CHECK(metrics_log_checkpoint(w->log, w->state.step, w->last_checkpoint, time_seconds() - start, bytes));
+    return checkpoint_prune(w->run->run_dir, w->state.step, w->options->keep, w->options->keep_every);
+}
+
+/* ---- the loop ---- */
+
+static enum status note(struct worker *w, const char *text) {
+    return w->log == NULL ? STATUS_OK : metrics_log_note(w->log, w->state.step, text);
+}
+
+static bool due(int64_t step, int64_t every) {
+    return every > 0 && step % every == 0;
+}
+
+static enum status train(struct worker *w) {
+    const struct options *o = w->options;
+    int64_t saved_step = w->state.step;
+    w->start_seconds = time_seconds();
+    w->start_step = w->state.step;
+    while (w->state.step < o->steps) {
+        CHECK(train_step(w));
+        int64_t step = w->state.step;
+        bool last = step == o->steps;
+        if (w->val_data != NULL && (due(step, o->eval_every) || (last && o->eval_every > 0))) {
+            CHECK(evaluate(w));
+        }
+        if (w->log != NULL && (due(step, o->sample_every) || (last && o->sample_every > 0))) {
+            CHECK(sample(w));
+        }
+        /* all ranks stop in the same step */
+        double stop = launch_signal_caught();
+        CHECK(w->comm->host_all_reduce(w->comm, &stop, 1, COMM_MAX));
+        if (due(step, o->checkpoint_every) || (last && o->checkpoint_every > 0) || stop > 0.0) {
+            CHECK(save(w));
+            saved_step = step;
+        }
+        if (stop > 0.0 && !last) {
+            char text[PATH_BYTES + 128];
+            snprintf(text, sizeof text,
+                "%s: saved step %lld and stopped; continue with --resume --run-dir %s",
+                stop == SIGINT ? "SIGINT" : "SIGTERM", (long long)saved_step, w->run->run_dir);
+            return note(w, text);
+        }
+    }
+    return STATUS_OK;
+}
+
+/* ---- a rank's set-up ---- */
+
+static enum status open_data(
+    struct worker *w, struct dataloader **out, const char *pattern, const char *option, bool training) {
+    const struct options *o = w->options;
+    struct dataloader_options d;
+    memset(&d, 0, sizeof d);
+    d.pattern = pattern;
+    d.option = option;
+    d.seq_len = (int)o->seq_len;
+    d.micro_batch = (int)o->micro_batch;
+    d.vocab_size = w->run->config.vocab_size;
+    d.rank = w->comm->rank;
+    d.ranks = w->comm->ranks;
+    d.seed = (uint64_t)o->seed;
+    d.shuffle = training && o->shuffle;
+    d.prefetch = true;
+    return dataloader_open(out, &d);
+}
+
+static enum recompute recompute_level(const struct options *o) {
+    for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
+        if (strcmp(o->recompute, recompute_names[level]) == 0) {
+            return (enum recompute)level;
+        }
+    }
+    return RECOMPUTE_NONE;
+}
+
+static struct model_options make_model_options(const struct run *run, const struct backend_profile *device) {
+    const struct options *o = &run->options;
+    struct model_options m;
+    memset(&m, 0, sizeof m);
+    m.config = run->config;
+    m.micro_batch = (int)o->micro_batch;
+    m.seq_len = (int)o->seq_len;
+    m.recompute = recompute_level(o);
+    m.gradient_dtype = strcmp(o->grad_dtype, "bf16") == 0 ? DTYPE_BF16 : device->gradient_dtype;
+    m.logits_bytes = o->logits_mib << 20;
+    m.ranks = (int)o->ranks;
+    return m;
+}
+
+static int zero_stage(const struct options *o) {
+    return o->ranks == 1 ? 0 : o->zero < 0 ? 1 : (int)o->zero;
+}
+
+static struct plan_options make_plan_options(
+    const struct run *run, const struct backend_profile *device, uint64_t device_bytes) {
+    struct plan_options p;
+    memset(&p, 0, sizeof p);
+    p.model = make_model_options(run, device);
+    p.device = *device;
+    p.zero_stage = zero_stage(&run->options);
+    p.device_bytes = device_bytes;
+    return p;
+}
+
+static enum status create_backend(
+    struct backend **out, const struct run *run, int local_rank, int local_ranks) {
+    const struct options *o = &run->options;
+    if (run->cuda) {
+        return backend_cuda_create(out, local_rank, o->attention);
+    }
+    int threads = (int)o->threads;
+    if (threads == 0) {
+        threads = (int)max_i64(sysconf(_SC_NPROCESSORS_ONLN) / local_ranks, 1);
+    }
+    return backend_cpu_create(out, threads);
+}
+
+static enum status create_model(struct worker *w) {
+    const struct options *o = w->options;
+    struct model_options m = make_model_options(w->run, &w->backend->profile);
+    struct optimizer_options p;
+    memset(&p, 0, sizeof p);
+    p.zero_stage = zero_stage(o);
+    p.adamw.beta1 = o->beta1;
+    p.adamw.beta2 = o->beta2;
+    p.adamw.epsilon = o->epsilon;
+    p.adamw.weight_decay = o->weight_decay;
+    p.clip = o->clip;
+    CHECK(model_create(&w->model, w->backend, &m));
+    CHECK(optimizer_create(&w->optimizer, w->model, w->comm, &p));
+    CHECK(ALLOCATE(w->inputs, o->micro_batch * o->seq_len));
+    CHECK(ALLOCATE(w->targets, o->micro_batch * o->seq_len));
+    return w->backend->memory_allocate(
+        w->backend, &w->loss_sum, dtype_bytes(w->backend->profile.statistic_dtype));
+}
+
+static enum status load_weights(struct worker *w) {
+    if (w->run->checkpoint[0] != '\0') {
+        CHECK(checkpoint_load_weights(w->run->checkpoint, w->optimizer));
+        CHECK(checkpoint_load_moments(w->run->checkpoint, w->optimizer));
+        CHECK(optimizer_set_step(w->optimizer, w->state.optimizer_step));
+        return dataloader_seek(w->train_data, w->state.data_position);
+    }
+    if (w->options->init_from[0] != '\0') {
+        return checkpoint_load_weights(w->options->init_from, w->optimizer);
+    }
+    return optimizer_initialize(w->optimizer, (uint64_t)w->options->seed);
+}
+
+static void print_summary(const struct worker *w) {
+    const struct options *o = w->options;
+    const struct model_config *c = &w->run->config;
+    char parameters[32], tokens[32], batch[32];
+    format_count(parameters, sizeof parameters, (double)model_get_layout(w->model)->parameters);
+    format_count(batch, sizeof batch, (double)o->global_batch);
+    log_line(
+        "model    %s: %s parameters, %d layers, %d channels, %d heads of %d%s, %d positions, vocabulary %d",
+        o->model, parameters, c->layers, c->channels, c->heads, model_head_dim(c),
+        c->kv_heads == c->heads ? "" : " (grouped keys and values)", c->seq_len, c->vocab_size);
+    log_line("device   %s x %d%s", w->backend->device_name, w->comm->ranks,
+        w->peak_tflops > 0.0 ? "" : ", peak unknown: no MFU (--peak-tflops sets it)");
+    if (w->peak_tflops > 0.0) {
+        log_line("peak     %.0f TFLOP/s dense bf16 each", w->peak_tflops);
+    }
+    if (strcmp(o->train_data, "synthetic") == 0) {
+        log_line("data     synthetic: random tokens");
+    } else {
+        format_count(tokens, sizeof tokens, (double)dataloader_tokens(w->train_data));
+        log_line("data     %s: %s tokens in %d shard%s", o->train_data, tokens,
+            dataloader_shards(w->train_data), dataloader_shards(w->train_data) == 1 ? "" : "s");
+    }
+    log_line("batch    %s tokens a step: %d micro-step%s of %d x %d tokens on %d rank%s", batch,
+        w->micro_steps, w->micro_steps == 1 ? "" : "s", (int)o->micro_batch, (int)o->seq_len, w->comm->ranks,
+        w->comm->ranks == 1 ? "" : "s");
+    if (w->run->run_dir[0] != '\0') {
+        log_line("run      %s", w->run->run_dir);
+    }
+    if (w->run->checkpoint[0] != '\0') {
+        log_line("resume   %s: step %lld of %lld", w->run->checkpoint, (long long)w->state.step,
+            (long long)o->steps);
+    }
+}
+
+static enum status set_up(struct worker *w, const struct launch_rank *rank) {
+    const struct run *run = w->run;
+    const struct options *o = w->options;
+    CHECK(create_backend(&w->backend, run, rank->local_rank, rank->local_ranks));
+    if (rank->ranks == 1) {
+        CHECK(comm_single_create(&w->comm));
+    } else {
+        CHECK(comm_shared_create(&w->comm, rank->shared, rank->rank, o->comm_timeout));
+    }
+    w->peak_tflops = o->peak_tflops > 0.0 ? o->peak_tflops : w->backend->peak_tflops;
+    w->micro_steps = (int)(o->global_batch / (o->ranks * o->micro_batch * o->seq_len));
+    CHECK(open_data(w, &w->train_data, o->train_data, "--train-data", true));
+    if (o->val_data[0] != '\0') {
+        CHECK(open_data(w, &w->val_data, o->val_data, "--val-data", false));
+    }
+    if (o->sample_every > 0) {
+        CHECK(tokenizer_open(&w->tokenizer, o->tokenizer));
+    }
+    CHECK(create_model(w));
+    CHECK(load_weights(w));
+    struct json_writer writer;
+    size_t bytes;
+    json_writer_init(&writer, false);
+    json_begin_object(&writer);
+    options_write_json(o, &writer);
+    json_end_object(&writer);
+    CHECK(json_writer_finish(&writer, &w->options_json, &bytes));
+    if (!o->quiet && rank->rank == 0) {
+        print_summary(w);
+    }
+    return STATUS_OK;
+}
+
+static enum status open_log(struct worker *w) {
+    char path[PATH_BYTES];
+    if (w->comm->rank != 0) {
+        return STATUS_OK;
+    }
+    CHECK(path_join(path, sizeof path, w->run->run_dir, "log.jsonl"));
+    return metrics_log_open(&w->log, path, w->options->quiet, (int)w->options->log_every, w->state.step);
+}
+
+static void tear_down(struct worker *w) {
+    metrics_log_close(w->log);
+    free(w->options_json);
+    free(w->targets);
+    free(w->inputs);
+    if (w->loss_sum != NULL) {
+        w->backend->memory_free(w->backend, w->loss_sum);
+    }
+    optimizer_free(w->optimizer);
+    model_free(w->model);
+    tokenizer_close(w->tokenizer);
+    dataloader_close(w->val_data);
+    dataloader_close(w->train_data);
+    if (w->comm != NULL) {
+        w->comm->free(w->comm);
+    }
+    if (w->backend != NULL) {
+        w->backend->free(w->backend);
+    }
+}
+
+static void print_end(const struct worker *w) {
+    char duration[32];
+    format_duration(duration, sizeof duration, time_seconds() - w->start_seconds);
+    log_line("done     step %lld of %lld in %s%s%s", (long long)w->state.step, (long long)w->options->steps,
+        duration, w->last_checkpoint[0] != '\0' ? ", " : "", w->last_checkpoint);
+}
+
+static void print_error(enum status status, const struct run *run, const struct backend *backend) {
+    fprintf(stderr, "train_gpt: %s\n", error_message());
+    if (status == STATUS_OUT_OF_MEMORY && backend != NULL) {
+        uint64_t used, peak, total;
+        backend->memory_usage((struct backend *)backend, &used, &peak, &total);
+        struct plan plan;
+        struct plan_options p = make_plan_options(run, &backend->profile, total);
+        if (plan_make(&plan, &p) == STATUS_OK) {
+            plan_print(stderr, &plan, &p);
+        }
+    }
+}
+
+static int rank_main(const struct launch_rank *rank, void *context) {
+    const struct run *run = (const struct run *)context;
+    struct worker worker;
+    struct worker *w = &worker;
+    memset(w, 0, sizeof *w);
+    w->run = run;
+    w->options = &run->options;
+    w->state = run->state;
+    launch_catch_signals();
+    log_enable(rank->rank == 0);
+    enum status status = set_up(w, rank);
+    if (status == STATUS_OK && !run->options.dry_run) {
+        status = open_log(w);
+        if (status == STATUS_OK) {
+            status = train(w);
+        }
+        if (status == STATUS_OK && !run->options.quiet) {
+            print_end(w);
+        }
+    }
+    if (status != STATUS_OK) {
+        metrics_log_close(w->log); /* ends the progress line */
+        w->log = NULL;
+        if (launch_first_failure(rank)) { /* ranks that fail alike speak once */
+            print_error(status, run, w->backend);
+        }
+        comm_abort(w->comm);
+    }
+    tear_down(w);
+    return status == STATUS_OK ? 0 : 1;
+}
+
+/* ---- before the ranks start ---- */
+
+static void fresh_state(struct run_state *state) {
+    memset(state, 0, sizeof *state);
+    state->best_val_loss = NAN;
+    state->last_val_loss = NAN;
+}
+
+static void notice(void *context, const char *line) {
+    (void)context;
+    log_line("%s", line);
+}
+
+/* An option the user gave must agree with what the weights at `path` have. */
+static enum status check_agrees(
+    const struct options *o, const char *name, int64_t wanted, int64_t there, const char *path) {
+    if (options_given(o, name) && wanted != there) {
+        return fail("--%s %lld: the weights in %s have %lld; leave the option out, or start a new run", name,
+            (long long)wanted, path, (long long)there);
+    }
+    return STATUS_OK;
+}
+
+/* The shape comes from the weights that the run starts from. */
+static enum status take_shape_from(struct run *run, const char *path) {
+    struct options *o = &run->options;
+    struct model_config c;
+    CHECK(checkpoint_read_config(path, &c));
+    CHECK(check_agrees(o, "layers", o->layers, c.layers, path));
+    CHECK(check_agrees(o, "channels", o->channels, c.channels, path));
+    CHECK(check_agrees(o, "heads", o->heads, c.heads, path));
+    CHECK(check_agrees(o, "kv-heads", o->kv_heads, c.kv_heads, path));
+    CHECK(check_agrees(o, "vocab-size", o->vocab_size, c.vocab_size, path));
+    if (o->seq_len > c.seq_len) {
+        if (options_given(o, "seq-len")) {
+            return fail("--seq-len %lld is over the %d positions of the model in %s", (long long)o->seq_len,
+                c.seq_len, path);
+        }
+        o->seq_len = c.seq_len;
+    }
+    o->layers = c.layers;
+    o->channels = c.channels;
+    o->heads = c.heads;
+    o->kv_heads = c.kv_heads;
+    o->vocab_size = c.vocab_size;
+    run->config = c;
+    return STATUS_OK;
+}
+
+static enum status parse_options(
+    struct options *o, int argc, const char *const *argv, const struct json *stored) {
+    options_free(o);
+    CHECK(options_init(o));
+    return options_parse(o, argc, argv, stored);
+}
+
+/* With --resume: the newest valid checkpoint, its state and its options (under those given now). */
+static enum status find_checkpoint(struct run *run, const char *run_dir, int argc, const char *const *argv) {
+    struct options *o = &run->options;
+    if (run_dir[0] == '\0') {
+        return fail("--resume needs --run-dir: the folder of the run to continue");
+    }
+    CHECK(checkpoint_find_newest(run_dir, run->checkpoint, sizeof run->checkpoint, notice, NULL));
+    if (run->checkpoint[0] == '\0') {
+        log_line("nothing to resume in %s: starting from step 0", run_dir);
+        return STATUS_OK;
+    }
+    struct json *json;
+    CHECK(checkpoint_read_state(run->checkpoint, &run->state, &json));
+    const char *stored_model = NULL;
+    const struct json *stored = json_get(json, "options");
+    enum status status = json_get_string(stored, "model", &stored_model, run->checkpoint);
+    if (status == STATUS_OK && options_given(o, "model") && strcmp(o->model, stored_model) != 0) {
+        status = fail("--model %s: the run in %s is a %s; leave the option out, or start a new run", o->model,
+            o->run_dir, stored_model);
+    }
+    if (status == STATUS_OK) {
+        status = parse_options(o, argc, argv, stored);
+    }
+    json_free(json);
+    CHECK(status);
+    return take_shape_from(run, run->checkpoint);
+}
+
+/* Counts GPUs in a child, so that this process can still fork ranks: CUDA does not survive a fork. */
+static int count_gpus(void) {
+    pid_t child = fork();
+    if (child == 0) {
+        _exit(backend_cuda_device_count());
+    }
+    int code = 0;
+    return child > 0 && waitpid(child, &code, 0) == child && WIFEXITED(code) ? WEXITSTATUS(code) : 0;
+}
+
+static enum status choose_device(struct run *run) {
+    const struct options *o = &run->options;
+    if (strcmp(o->device, "cpu") == 0) {
+        return STATUS_OK;
+    }
+    int gpus = count_gpus();
+    if (strcmp(o->device, "cuda") == 0 && gpus == 0) {
+        return fail("--device cuda: no GPU found by this build; see `make config`, or use --device cpu");
+    }
+    run->cuda = gpus > 0;
+    if (run->cuda && o->ranks > gpus) {
+        return fail(
+            "--ranks %lld: this machine has %d GPU%s", (long long)o->ranks, gpus, gpus == 1 ? "" : "s");
+    }
+    return STATUS_OK;
+}
+
+/* The data is there and large enough; how many steps a pass over it takes. */
+static enum status check_data(struct run *run) {
+    struct options *o = &run->options;
+    const char *const pattern[2] = {o->train_data, o->val_data}, *const option[2] = {
+                                                                     "--train-data", "--val-data"};
+    for (int i = 0; i < 2; i++) {
+        if (pattern[i][0] == '\0') {
+            continue;
+        }
+        struct dataloader_options d;
+        struct dataloader *loader;
+        memset(&d, 0, sizeof d);
+        d.pattern = pattern[i];
+        d.option = option[i];
+        d.seq_len = (int)o->seq_len;
+        d.micro_batch = (int)o->micro_batch;
+        d.vocab_size = run->config.vocab_size;
+        d.ranks = (int)o->ranks;
+        d.shuffle = i == 0;
+        CHECK(dataloader_open(&loader, &d));
+        int64_t windows = dataloader_windows(loader);
+        dataloader_close(loader);
+        if (i == 0 && o->steps == 0) {
+            if (strcmp(o->train_data, "synthetic") == 0) {
+                return fail("--train-data synthetic has no epochs: give --steps");
+            }
+            double steps = ceil(o->epochs * (double)windows * (double)o->seq_len / (double)o->global_batch);
+            o->steps = (int64_t)fmax(steps, 1.0);
+        }
+    }
+    return STATUS_OK;
+}
+
+static void make_schedule(struct run *run) {
+    const struct options *o = &run->options;
+    for (int kind = 0; kind < SCHEDULE_KINDS; kind++) {
+        if (strcmp(o->schedule, schedule_names[kind]) == 0) {
+            run->schedule.kind = (enum schedule_kind)kind;
+        }
+    }
+    run->schedule.peak = o->learning_rate;
+    run->schedule.final = o->final_learning_rate;
+    run->schedule.warmup_steps = o->warmup_steps;
+    run->schedule.decay_steps = o->decay_steps;
+    run->schedule.total_steps = o->steps;
+}
+
+/* The run's folder: made, writable, and no other run's. */
+static enum status make_run_dir(struct run *run) {
+    const struct options *o = &run->options;
+    char path[PATH_BYTES];
+    if (o->run_dir[0] == '\0') {
+        char stamp[32];
+        time_t now = time(NULL);
+        struct tm local;
+        strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", localtime_r(&now, &local));
+        snprintf(run->run_dir, sizeof run->run_dir, "runs/%s-%s", o->model, stamp);
+    } else {
+        CHECK(path_join(run->run_dir, sizeof run->run_dir, o->run_dir, "."));
+        run->run_dir[strlen(run->run_dir) - 2] = '\0';
+    }
+    CHECK(path_join(path, sizeof path, run->run_dir, "log.jsonl"));
+    if (!o->resume && path_exists(path)) {
+        return fail("--run-dir %s already holds a run: add --resume to continue it, or choose another folder",
+            run->run_dir);
+    }
+    CHECK(make_directories(run->run_dir));
+    if (access(run->run_dir, W_OK | X_OK) != 0) {
+        return fail("--run-dir %s cannot be written: %s", run->run_dir, strerror(errno));
+    }
+    return STATUS_OK;
+}
+
+/* --plan: for the device that is there, or a named GPU. */
+static enum status print_plan(struct run *run) {
+    const struct options *o = &run->options;
+    struct backend_profile device;
+    uint64_t bytes = 0;
+    if (o->gpu[0] != '\0') {
+        const struct gpu_info *gpu = gpu_find_key(o->gpu);
+        if (gpu == NULL) {
+            return fail("--gpu %s is not known; see --help for the names", o->gpu);
+        }
+        bytes = (uint64_t)(gpu->memory_gib * 1024.0) << 20;
+        CHECK(backend_profile_find(&device, "cuda", o->attention));
+    } else {
+        struct backend *backend;
+        uint64_t used, peak;
+        CHECK(choose_device(run));
+        CHECK(create_backend(&backend, run, 0, (int)o->ranks));
+        backend->memory_usage(backend, &used, &peak, &bytes);
+        device = backend->profile;
+        backend->free(backend);
+        if (!run->cuda) {
+            bytes /= (uint64_t)o->ranks; /* they share the machine's memory */
+        }
+    }
+    struct plan plan;
+    struct plan_options p = make_plan_options(run, &device, bytes);
+    CHECK(plan_make(&plan, &p));
+    plan_print(stdout, &plan, &p);
+    return STATUS_OK;
+}
+
+/* Everything before the ranks start. With `again` the run goes on from its own newest checkpoint. */
+static enum status prepare(struct run *run, int argc, const char *const *argv, bool again) {
+    struct options *o = &run->options;
+    fresh_state(&run->state);
+    run->checkpoint[0] = '\0';
+    CHECK(parse_options(o, argc, argv, NULL));
+    if (o->help) {
+        options_print_help(stdout);
+        return STATUS_OK;
+    }
+    run->config.layers = (int)o->layers;
+    run->config.channels = (int)o->channels;
+    run->config.heads = (int)o->heads;
+    run->config.kv_heads = (int)o->kv_heads;
+    run->config.seq_len = (int)o->seq_len;
+    run->config.vocab_size = (int)o->vocab_size;
+    if (o->resume || again) {
+        CHECK(find_checkpoint(run, again ? run->run_dir : o->run_dir, argc, argv));
+    }
+    if (run->checkpoint[0] == '\0' && o->init_from[0] != '\0') {
+        CHECK(take_shape_from(run, o->init_from));
+    }
+    CHECK(options_check(o));
+    if (o->global_batch == 0) {
+        o->global_batch = o->ranks * o->micro_batch * o->seq_len;
+    }
+    if (o->plan) {
+        return print_plan(run);
+    }
+    CHECK(choose_device(run));
+    CHECK(check_data(run));
+    make_schedule(run);
+    return o->dry_run || again ? STATUS_OK : make_run_dir(run);
+}
+
+/* A rank that died or hung may be worth another try; an error it could name, or the user's own signal, is not. */
+static bool worth_a_restart(int code) {
+    return code == STATUS_PEER_LOST || (code > 128 && code != 128 + SIGINT && code != 128 + SIGTERM);
+}
+
+int main(int argc, char **argv) {
+    static struct run run; /* zeroed; too large for comfort on the stack */
+    int code = 0;
+    log_enable(true);
+    for (int restarts = 0;; restarts++) {
+        if (prepare(&run, argc, (const char *const *)argv, restarts > 0) != STATUS_OK) {
+            fprintf(stderr, "train_gpt: %s\n", error_message());
+            code = 1;
+            break;
+        }
+        if (run.options.help || run.options.plan) {
+            break;
+        }
+        code = launch_local((int)run.options.ranks, (size_t)4 << 20, 5.0, rank_main, &run);
+        if (!worth_a_restart(code) || restarts == run.options.max_restarts || run.options.dry_run) {
+            break;
+        }
+        fprintf(stderr, "train_gpt: restart %d of %d\n", restarts + 1, (int)run.options.max_restarts);
+    }
+    options_free(&run.options);
+    return code;
+}
