@@ -66,6 +66,9 @@ static void take_stripes(struct xxh64 *state, const uint8_t *data, size_t stripe
 
 void xxh64_update(struct xxh64 *state, const void *data, size_t bytes) {
     const uint8_t *next = data;
+    if (bytes == 0) { /* data may be NULL */
+        return;
+    }
     state->total_bytes += bytes;
     if (state->buffered > 0) {
         size_t wanted = STRIPE_BYTES - state->buffered;
@@ -83,9 +86,7 @@ void xxh64_update(struct xxh64 *state, const void *data, size_t bytes) {
     take_stripes(state, next, bytes / STRIPE_BYTES);
     next += bytes - bytes % STRIPE_BYTES;
     state->buffered = bytes % STRIPE_BYTES;
-    if (state->buffered > 0) { /* data may be NULL when bytes is 0 */
-        memcpy(state->buffer, next, state->buffered);
-    }
+    memcpy(state->buffer, next, state->buffered);
 }
 
 uint64_t xxh64_digest(const struct xxh64 *state) {
