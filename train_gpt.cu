@@ -194,10 +194,9 @@ static enum status evaluate(struct worker *w) {
         CHECK(b->set_zero(b, w->loss_sum, statistic_bytes));
         CHECK(model_loss(
             w->model, w->inputs, w->targets, (int)o->micro_batch, (int)o->seq_len, w->loss_sum, &hooks));
-        double sum = 0.0; /* room for either dtype */
-        CHECK(b->copy_to_host(b, &sum, w->loss_sum, statistic_bytes));
-        totals[0] +=
-            b->profile.statistic_dtype == DTYPE_F64 ? sum : (double)*(const float *)(const void *)&sum;
+        double sum;
+        CHECK(backend_read_statistics(b, w->loss_sum, 1, &sum));
+        totals[0] += sum;
         for (int64_t t = 0; t < o->micro_batch * o->seq_len; t++) {
             totals[1] += w->targets[t] >= 0 ? 1.0 : 0.0;
         }

@@ -87,8 +87,8 @@ struct backend_profile {
 
 struct backend {
     struct backend_profile profile;
-    char device_name[128]; /* "NVIDIA H200"; "CPU, 2 threads" */
-    double peak_tflops;    /* dense bf16 peak; 0: unknown */
+    char device_name[128];       /* "NVIDIA H200"; "CPU, 2 threads" */
+    double peak_tflops;          /* dense bf16 peak; 0: unknown */
     struct backend_state *state; /* the implementation's own */
 
     void (*free)(struct backend *b);
@@ -201,6 +201,21 @@ enum status backend_cpu_f64_create(struct backend **out, int threads); /* the or
    fails and says so. */
 enum status backend_cuda_create(struct backend **out, int device, const char *attention);
 int backend_cuda_device_count(void); /* 0 without CUDA or without a GPU */
+
+/* `count` values of statistic dtype from the backend's memory, at most CONTROL_COUNT; waits for them. */
+static inline enum status backend_read_statistics(
+    struct backend *b, const void *device, int count, double *values) {
+    union {
+        double f64[CONTROL_COUNT];
+        float f32[CONTROL_COUNT];
+    } host;
+    enum dtype dtype = b->profile.statistic_dtype;
+    CHECK(b->copy_to_host(b, &host, device, (size_t)count * dtype_bytes(dtype)));
+    for (int i = 0; i < count; i++) {
+        values[i] = dtype == DTYPE_F64 ? host.f64[i] : (double)host.f32[i];
+    }
+    return STATUS_OK;
+}
 
 #ifdef __cplusplus
 }

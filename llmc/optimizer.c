@@ -219,19 +219,13 @@ enum status optimizer_step(
     return STATUS_OK;
 }
 
-static double control_value(const struct optimizer *o, const void *control, enum control_index index) {
-    return o->backend->profile.statistic_dtype == DTYPE_F64 ? ((const double *)control)[index]
-                                                            : (double)((const float *)control)[index];
-}
-
 enum status optimizer_result(struct optimizer *o, struct step_result *result) {
-    double control[CONTROL_COUNT]; /* room for either dtype */
-    CHECK(o->backend->copy_to_host(
-        o->backend, control, o->control, CONTROL_COUNT * dtype_bytes(o->backend->profile.statistic_dtype)));
-    result->loss = control_value(o, control, CONTROL_LOSS);
-    result->norm = control_value(o, control, CONTROL_NORM);
-    result->applied = control_value(o, control, CONTROL_APPLY) > 0.0;
-    result->optimizer_step = (int64_t)control_value(o, control, CONTROL_OPTIMIZER_STEP);
+    double control[CONTROL_COUNT];
+    CHECK(backend_read_statistics(o->backend, o->control, CONTROL_COUNT, control));
+    result->loss = control[CONTROL_LOSS];
+    result->norm = control[CONTROL_NORM];
+    result->applied = control[CONTROL_APPLY] > 0.0;
+    result->optimizer_step = (int64_t)control[CONTROL_OPTIMIZER_STEP];
     return STATUS_OK;
 }
 
