@@ -4,9 +4,10 @@
    Data collectives work on the backend's memory. Each starts when everything enqueued on the compute stream so far
    is done, runs beside what is enqueued later, and is complete for the compute stream after comm_wait(slot).
    Every rank calls the same collectives in the same order. Sums add the ranks in rank order: all-reduce and
-   reduce-scatter of the same data give the same bits.
+   reduce-scatter of the same data give the same bits. The maximum or minimum of values with a NaN is NaN.
 
-   Errors: STATUS_PEER_LOST names the rank that died or did not answer within the timeout. */
+   Errors: STATUS_PEER_LOST names the rank that died or did not answer within the timeout. After one, the
+   communicator is of no more use than to be freed. */
 #ifndef LLMC_COMM_H
 #define LLMC_COMM_H
 
@@ -40,23 +41,44 @@ struct comm {
     /* every rank's `bytes` bytes at in, to out[ranks * bytes] in rank order */
     enum status (*host_all_gather)(struct comm *c, void *out, const void *in, size_t bytes);
     enum status (*barrier)(struct comm *c);
+    void (*abort)(struct comm *c); /* see comm_abort */
     void (*free)(struct comm *c);
 };
 
 /* One rank, no communication. */
 enum status comm_single_create(struct comm **out);
-/* Memory that `ranks` processes on this machine meet in. Made before the fork, inherited by it. window_bytes: the
-   largest piece exchanged at once (larger data goes in several pieces). */
+
+/* Memory that `ranks` processes on this machine meet in. Made before the fork, inherited by it. window_bytes:
+   the largest piece of a rank's data exchanged at once (larger data goes in several pieces); the memory takes
+   2 * ranks * window_bytes. */
 struct comm_shared_memory;
 enum status comm_shared_memory_create(struct comm_shared_memory **out, int ranks, size_t window_bytes);
 void comm_shared_memory_free(struct comm_shared_memory *memory);
-/* Any process that sees a rank end without its work done tells the others so: they return STATUS_PEER_LOST. */
-void comm_shared_memory_mark_dead(struct comm_shared_memory *memory, int rank);
-/* The rank's end of it; the CPU backends' tensors (F32, F64). timeout_seconds: how long a rank may be behind. */
+
+/* Why a run cannot go on. The memory keeps the first loss alone: it is the cause, what follows are effects. */
+enum comm_loss_kind {
+    COMM_LOSS_NONE,
+    COMM_LOSS_FAILED, /* the rank itself says that it met an error */
+    COMM_LOSS_DIED,   /* its process ended without its work done */
+    COMM_LOSS_LATE    /* it did not come to a collective within the timeout */
+};
+struct comm_loss {
+    enum comm_loss_kind kind;
+    int rank;
+    double seconds; /* LATE: the timeout */
+};
+/* Any process that sees a rank lost tells the others so: they return STATUS_PEER_LOST at once from the
+   collective they wait in, or from their next. True if this loss is the first. */
+bool comm_shared_memory_mark_lost(struct comm_shared_memory *memory, struct comm_loss loss);
+struct comm_loss comm_shared_memory_loss(const struct comm_shared_memory *memory);
+
+/* The rank's end of it. Sums, maxima and minima of F32 and F64; the moving collectives take any dtype.
+   Collectives are complete on return. timeout_seconds: how long a rank may be behind. */
 enum status comm_shared_create(
     struct comm **out, struct comm_shared_memory *memory, int rank, double timeout_seconds);
 
-/* Splits the one wish "this rank failed" from a hang: tells the others before this rank ends. NULL is allowed. */
+/* A rank that failed tells the others before it ends, so that they do not take its silence for slowness. NULL is
+   allowed. */
 void comm_abort(struct comm *c);
 
 #ifdef __cplusplus

@@ -1,0 +1,300 @@
+/* Starting ranks on this machine, watching over them, and the signals that stop a run.
+
+   The supervisor forks the ranks, then only waits: for a rank's end (SIGCHLD), for SIGINT or SIGTERM, for the end of
+   the grace that ranks have once one has failed. Its signals are blocked except while it sleeps in pselect, so that
+   none is missed between looking and sleeping. Ranks start with the signal mask and handlers that the process had
+   before. */
+#include "launch.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/select.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+
+/* ---- signals ---- */
+
+/* Who ends the run at a second SIGINT: a process on its own does so itself, the supervisor kills the ranks, and a
+   rank leaves it to the supervisor because a terminal's Ctrl-C reaches it both directly and forwarded. */
+enum role { ROLE_ALONE, ROLE_SUPERVISOR, ROLE_RANK };
+
+enum { SAME_WISH_MS = 200 };
+
+/* Handlers have no other way to say something than static variables. */
+static volatile sig_atomic_t role = ROLE_ALONE;
+static volatile sig_atomic_t first_signal;
+static volatile sig_atomic_t end_at_once;
+static _Atomic int64_t first_signal_ms;
+
+static void catch_stop_signal(int number) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t now_ms = (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    if (first_signal == 0) {
+        first_signal = number;
+        first_signal_ms = now_ms;
+    } else if (number == SIGINT && now_ms - first_signal_ms >= SAME_WISH_MS) {
+        end_at_once = 1;
+        if (role == ROLE_ALONE) {
+            /* comes through when this handler returns */
+            signal(SIGINT, SIG_DFL);
+            raise(SIGINT);
+        }
+    }
+}
+
+/* Its arrival is what interrupts pselect; waitpid tells the rest. */
+static void notice_child(int number) {
+    (void)number;
+}
+
+static void stop_signal_set(sigset_t *set) {
+    sigemptyset(set);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGTERM);
+}
+
+void launch_catch_signals(void) {
+    /* Reads and writes go on after a signal instead of failing with EINTR. */
+    struct sigaction action = {.sa_handler = catch_stop_signal, .sa_flags = SA_RESTART};
+    stop_signal_set(&action.sa_mask);
+    first_signal = 0;
+    end_at_once = 0;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+int launch_signal_caught(void) {
+    return first_signal;
+}
+
+bool launch_first_failure(const struct launch_rank *rank) {
+    if (rank->shared == NULL) {
+        return true;
+    }
+    struct comm_loss failed = {COMM_LOSS_FAILED, rank->rank, 0};
+    comm_shared_memory_mark_lost(rank->shared, failed);
+    struct comm_loss first = comm_shared_memory_loss(rank->shared);
+    return first.kind == COMM_LOSS_FAILED && first.rank == rank->rank;
+}
+
+/* ---- the supervisor ---- */
+
+/* What launch_local changes in the process and puts back. */
+struct signal_state {
+    sigset_t mask;
+    struct sigaction child, interrupt, terminate;
+};
+
+static void signals_supervise(struct signal_state *before) {
+    sigset_t blocked;
+    stop_signal_set(&blocked);
+    sigaddset(&blocked, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &blocked, &before->mask);
+    sigaction(SIGINT, NULL, &before->interrupt);
+    sigaction(SIGTERM, NULL, &before->terminate);
+    launch_catch_signals();
+    role = ROLE_SUPERVISOR;
+    struct sigaction child = {.sa_handler = notice_child};
+    sigemptyset(&child.sa_mask);
+    sigaction(SIGCHLD, &child, &before->child);
+}
+
+static void signals_restore(const struct signal_state *before) {
+    role = ROLE_ALONE;
+    sigaction(SIGCHLD, &before->child, NULL);
+    sigaction(SIGINT, &before->interrupt, NULL);
+    sigaction(SIGTERM, &before->terminate, NULL);
+    sigprocmask(SIG_SETMASK, &before->mask, NULL);
+}
+
+struct supervisor {
+    struct comm_shared_memory *memory;
+    struct signal_state signals_before;
+    double grace_seconds;
+    int ranks, running;
+    pid_t *process; /* 0: not running */
+    int *ending;    /* waitpid's status */
+    bool failed;
+    double kill_time; /* when the ranks that still run are killed; INFINITY: no such plan */
+};
+
+static void signal_ranks(const struct supervisor *s, int number) {
+    for (int rank = 0; rank < s->ranks; rank++) {
+        if (s->process[rank] != 0) {
+            kill(s->process[rank], number);
+        }
+    }
+}
+
+_Noreturn static void become_rank(
+    const struct supervisor *s, int rank, pid_t supervisor, launch_main main_function, void *context) {
+    signals_restore(&s->signals_before);
+    role = ROLE_RANK;
+#ifdef __linux__
+    /* Elsewhere a rank notices its supervisor's death in its next collective. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+#endif
+    if (getppid() != supervisor) {
+        _exit(STATUS_PEER_LOST); /* it died before prctl */
+    }
+    struct launch_rank self = {rank, s->ranks, rank, s->ranks, s->memory};
+    int code = main_function(&self, context);
+    fflush(NULL);
+    _exit(code); /* what the parent registered with atexit is not the rank's to run */
+}
+
+static enum status start_ranks(struct supervisor *s, launch_main main_function, void *context) {
+    pid_t supervisor = getpid();
+    fflush(NULL); /* else every rank would write what stands in the buffers */
+    for (int rank = 0; rank < s->ranks; rank++) {
+        pid_t process = fork();
+        if (process < 0) {
+            return fail("cannot start rank %d of %d: %s", rank, s->ranks, strerror(errno));
+        }
+        if (process == 0) {
+            become_rank(s, rank, supervisor, main_function, context);
+        }
+        s->process[rank] = process;
+        s->running++;
+    }
+    return STATUS_OK;
+}
+
+/* The one line about a rank that could not tell its end itself. */
+static void report_loss(struct comm_loss loss, int ending) {
+    switch (loss.kind) {
+    case COMM_LOSS_LATE:
+        fprintf(stderr, "rank %d did not arrive within %g s; ended the run\n", loss.rank, loss.seconds);
+        break;
+    case COMM_LOSS_DIED:
+        if (WIFSIGNALED(ending)) {
+            fprintf(stderr, "rank %d was killed by signal %d (%s)%s; ended the run\n", loss.rank,
+                WTERMSIG(ending), strsignal(WTERMSIG(ending)),
+                WTERMSIG(ending) == SIGKILL ? ", as the system does when memory runs out" : "");
+        } else {
+            fprintf(
+                stderr, "rank %d ended with exit code %d; ended the run\n", loss.rank, WEXITSTATUS(ending));
+        }
+        break;
+    default:
+        break; /* told by the rank */
+    }
+}
+
+/* Takes note of every rank that has ended. The first that ended badly starts the others' grace. */
+static void reap_ranks(struct supervisor *s) {
+    for (int rank = 0; rank < s->ranks; rank++) {
+        int ending;
+        if (s->process[rank] == 0 || waitpid(s->process[rank], &ending, WNOHANG) != s->process[rank]) {
+            continue;
+        }
+        s->process[rank] = 0;
+        s->ending[rank] = ending;
+        s->running--;
+        if (ending != 0 && !s->failed) {
+            struct comm_loss died = {COMM_LOSS_DIED, rank, 0};
+            comm_shared_memory_mark_lost(s->memory, died);
+            report_loss(comm_shared_memory_loss(s->memory), ending);
+            s->failed = true;
+            s->kill_time = time_seconds() + s->grace_seconds;
+        }
+    }
+}
+
+static void sleep_until_signal(const struct supervisor *s) {
+    sigset_t open = s->signals_before.mask;
+    sigdelset(&open, SIGINT);
+    sigdelset(&open, SIGTERM);
+    sigdelset(&open, SIGCHLD);
+    if (isinf(s->kill_time)) {
+        pselect(0, NULL, NULL, NULL, NULL, &open);
+        return;
+    }
+    double seconds = fmax(s->kill_time - time_seconds(), 0);
+    struct timespec left = {(time_t)seconds, (long)(fmod(seconds, 1) * 1e9)};
+    pselect(0, NULL, NULL, NULL, &left, &open);
+}
+
+static void supervise(struct supervisor *s) {
+    bool forwarded = false, interrupted = false;
+    for (reap_ranks(s); s->running > 0; reap_ranks(s)) {
+        if (first_signal != 0 && !forwarded) {
+            signal_ranks(s, first_signal);
+            forwarded = true;
+        }
+        if (end_at_once && !interrupted) {
+            fprintf(stderr, "ended the run at once after a second interrupt\n");
+            interrupted = true;
+            s->failed = true;
+            s->kill_time = 0;
+        }
+        if (time_seconds() >= s->kill_time) {
+            signal_ranks(s, SIGKILL);
+            s->kill_time = INFINITY;
+        }
+        sleep_until_signal(s);
+    }
+}
+
+static int exit_code(const struct supervisor *s) {
+    if (end_at_once) {
+        return 128 + SIGINT;
+    }
+    struct comm_loss loss = comm_shared_memory_loss(s->memory);
+    int ending = s->ending[loss.rank];
+    switch (loss.kind) {
+    case COMM_LOSS_NONE:
+        return 0;
+    case COMM_LOSS_LATE:
+        return STATUS_PEER_LOST;
+    default:
+        if (WIFSIGNALED(ending)) {
+            return 128 + WTERMSIG(ending);
+        }
+        return WEXITSTATUS(ending) != 0 ? WEXITSTATUS(ending) : STATUS_ERROR;
+    }
+}
+
+static enum status run_ranks(
+    struct supervisor *s, size_t window_bytes, launch_main main_function, void *context) {
+    CHECK(comm_shared_memory_create(&s->memory, s->ranks, window_bytes));
+    CHECK(ALLOCATE(s->process, s->ranks));
+    CHECK(ALLOCATE(s->ending, s->ranks));
+    signals_supervise(&s->signals_before);
+    enum status status = start_ranks(s, main_function, context);
+    if (status != STATUS_OK) {
+        s->failed = true; /* those already started are not at fault: no line about them */
+        s->kill_time = 0;
+    }
+    supervise(s);
+    signals_restore(&s->signals_before);
+    return status;
+}
+
+int launch_local(
+    int ranks, size_t window_bytes, double grace_seconds, launch_main main_function, void *context) {
+    if (ranks == 1) {
+        struct launch_rank self = {0, 1, 0, 1, NULL};
+        return main_function(&self, context);
+    }
+    struct supervisor s = {.grace_seconds = grace_seconds, .ranks = ranks, .kill_time = INFINITY};
+    int code;
+    if (run_ranks(&s, window_bytes, main_function, context) == STATUS_OK) {
+        code = exit_code(&s);
+    } else {
+        fprintf(stderr, "%s\n", error_message());
+        code = STATUS_ERROR;
+    }
+    free(s.ending);
+    free(s.process);
+    comm_shared_memory_free(s.memory);
+    return code;
+}
