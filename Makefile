@@ -93,6 +93,7 @@ FUZZERS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/fuzz_*.c))
 
 .PHONY: all train test test-unit gpu-tests test-gpu fuzz format format-check config help clean
 .DELETE_ON_ERROR:
+.SECONDARY:
 all: config train_gpt $(BUILD)/prepare
 
 config:

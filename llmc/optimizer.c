@@ -13,9 +13,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Elements in the staging buffer through which checkpoints pass. */
-enum { STAGING_ELEMENTS = 1 << 22 };
-
 static const struct bucket *get_bucket(const struct optimizer *o, int b) {
     return &model_get_layout(o->model)->bucket[b];
 }
@@ -83,7 +80,7 @@ static enum status allocate_all(struct optimizer *o) {
     if (has_masters(o)) {
         CHECK(allocate_state(o, &o->master, b->profile.master_dtype));
     }
-    CHECK(b->memory_allocate(b, &o->staging, STAGING_ELEMENTS * sizeof(float)));
+    CHECK(b->memory_allocate(b, &o->staging, OPTIMIZER_STAGING_ELEMENTS * sizeof(float)));
     size_t control_bytes = CONTROL_COUNT * dtype_bytes(b->profile.statistic_dtype);
     CHECK(b->memory_allocate(b, &o->control, control_bytes));
     return b->set_zero(b, o->control, control_bytes);
@@ -247,7 +244,7 @@ enum status optimizer_export_bucket(struct optimizer *o, int bucket, float *host
     const struct bucket *k = get_bucket(o, bucket);
     int ranks = o->comm->ranks;
     /* every rank brings its piece, in rounds: staging holds one part of each rank's piece */
-    int64_t piece = k->padded_count / ranks, part = min_i64(STAGING_ELEMENTS / ranks, piece);
+    int64_t piece = k->padded_count / ranks, part = min_i64(OPTIMIZER_STAGING_ELEMENTS / ranks, piece);
     int64_t shard_first, shard_count, own_first, own_count;
     optimizer_shard(o, bucket, &shard_first, &shard_count);
     rank_piece(o, bucket, &own_first, &own_count);
@@ -281,8 +278,8 @@ enum status optimizer_import_bucket(struct optimizer *o, int bucket, const float
     int64_t shard_first, shard_count;
     optimizer_shard(o, bucket, &shard_first, &shard_count);
     struct tensor staging = {o->staging, DTYPE_F32};
-    for (int64_t at = 0; at < k->count; at += STAGING_ELEMENTS) {
-        int64_t n = min_i64(STAGING_ELEMENTS, k->count - at);
+    for (int64_t at = 0; at < k->count; at += OPTIMIZER_STAGING_ELEMENTS) {
+        int64_t n = min_i64(OPTIMIZER_STAGING_ELEMENTS, k->count - at);
         CHECK(b->copy_to_device(b, o->staging, host + at, (size_t)n * sizeof(float)));
         CHECK(b->convert(b, parameters_at(o, bucket, at), staging, n));
         int64_t from = max_i64(at, shard_first), to = min_i64(at + n, shard_first + shard_count);

@@ -12,6 +12,9 @@
 extern "C" {
 #endif
 
+/* fp32 elements of the staging buffer through which checkpoints pass. */
+enum { OPTIMIZER_STAGING_ELEMENTS = 1 << 22 };
+
 struct optimizer_options {
     int zero_stage;             /* 0 or 1 */
     struct adamw_options adamw; /* learning_rate is set per step */

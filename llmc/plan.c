@@ -3,6 +3,7 @@
 #include "plan.h"
 
 #include "metrics.h"
+#include "optimizer.h"
 
 static uint64_t activation_bytes(const struct model_options *options, const struct backend_profile *device) {
     uint64_t bytes = 0;
@@ -32,11 +33,12 @@ enum status plan_make(struct plan *plan, const struct plan_options *options) {
     plan->moment_bytes = states * 2 * dtype_bytes(device->statistic_dtype);
     plan->master_bytes =
         device->master_dtype == device->parameter_dtype ? 0 : states * dtype_bytes(device->master_dtype);
+    plan->staging_bytes = OPTIMIZER_STAGING_ELEMENTS * sizeof(float);
     plan->device_workspace_bytes = device->workspace_bytes;
     plan->group_bytes[BUFFER_PARAMETERS] = plan->parameter_bytes;
     plan->group_bytes[BUFFER_GRADIENTS] = plan->gradient_bytes;
     plan->group_bytes[BUFFER_OPTIMIZER] = plan->moment_bytes + plan->master_bytes;
-    plan->group_bytes[BUFFER_WORKSPACE] = plan->device_workspace_bytes;
+    plan->group_bytes[BUFFER_WORKSPACE] = plan->staging_bytes + plan->device_workspace_bytes;
     int seq_len = model->seq_len > 0 ? model->seq_len : model->config.seq_len;
     for (int id = 0; id < BUFFER_KINDS; id++) {
         size_t one = (size_t)round_up((int64_t)buffer_bytes((enum buffer_id)id, model, seq_len, device), 256);
@@ -106,6 +108,9 @@ void plan_print(FILE *out, const struct plan *plan, const struct plan_options *o
             char name[64];
             snprintf(name, sizeof name, "  %s", buffer_names[id]);
             print_line(out, name, plan->buffer_bytes[id], copies > 1 ? remark : "");
+        }
+        if (g == BUFFER_WORKSPACE) {
+            print_line(out, "  checkpoint staging", plan->staging_bytes, "");
         }
         if (g == BUFFER_WORKSPACE && plan->device_workspace_bytes > 0) {
             print_line(out, "  device and libraries", plan->device_workspace_bytes, "");

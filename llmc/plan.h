@@ -18,7 +18,8 @@ struct plan_options {
 
 struct plan {
     uint64_t buffer_bytes[BUFFER_KINDS]; /* all copies */
-    uint64_t parameter_bytes, gradient_bytes, master_bytes, moment_bytes, device_workspace_bytes;
+    uint64_t parameter_bytes, gradient_bytes, master_bytes, moment_bytes;
+    uint64_t staging_bytes, device_workspace_bytes;
     uint64_t group_bytes[BUFFER_GROUPS];
     uint64_t total_bytes;
     uint64_t sequence_bytes; /* what one more sequence in the micro-batch costs */

@@ -1,0 +1,126 @@
+/* The memory plan against what is allocated, against arithmetic done by hand, and for GPUs that are not there. */
+#include "test.h"
+
+#include <stdlib.h>
+
+#include "llmc/optimizer.h"
+#include "llmc/plan.h"
+
+static struct plan_options gpt3_1_3b(enum recompute recompute) {
+    struct plan_options o = {.zero_stage = 0};
+    struct model_config config = {24, 2048, 16, 16, 2048, 50257};
+    o.model.config = config;
+    o.model.micro_batch = 16;
+    o.model.recompute = recompute;
+    o.model.gradient_dtype = DTYPE_F32;
+    o.model.logits_bytes = (int64_t)512 << 20;
+    o.model.ranks = 1;
+    EXPECT(backend_profile_find(&o.device, "cuda", "fa2") == STATUS_OK);
+    return o;
+}
+
+static void test_plan_is_what_the_cpu_backend_allocates(void) {
+    for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
+        struct backend *backend;
+        struct comm *comm;
+        struct model *model;
+        struct optimizer *optimizer;
+        struct plan_options o = {.model = {.config = {3, 96, 6, 2, 64, 500},
+                                     .micro_batch = 3,
+                                     .ranks = 1,
+                                     .recompute = (enum recompute)level,
+                                     .logits_bytes = 100000}};
+        EXPECT(backend_cpu_create(&backend, 1) == STATUS_OK && comm_single_create(&comm) == STATUS_OK);
+        o.device = backend->profile;
+        o.model.gradient_dtype = backend->profile.gradient_dtype;
+        struct plan plan;
+        EXPECT(plan_make(&plan, &o) == STATUS_OK);
+        struct optimizer_options optimizer_options = {.clip = 1.0};
+        EXPECT(model_create(&model, backend, &o.model) == STATUS_OK);
+        EXPECT(optimizer_create(&optimizer, model, comm, &optimizer_options) == STATUS_OK);
+        uint64_t used, peak, total;
+        backend->memory_usage(backend, &used, &peak, &total);
+        EXPECT_NEAR((double)used, (double)plan.total_bytes, 0.01 * (double)plan.total_bytes);
+        optimizer_free(optimizer);
+        model_free(model);
+        comm->free(comm);
+        backend->free(backend);
+    }
+}
+
+static void test_parameters_are_counted_without_vocabulary_padding(void) {
+    struct plan_options o = gpt3_1_3b(RECOMPUTE_NONE);
+    struct plan plan;
+    EXPECT(plan_make(&plan, &o) == STATUS_OK);
+    /* C (V + T + 2) + L (12 C^2 + 13 C) */
+    double c = 2048;
+    EXPECT((double)plan.parameters == c * (50257 + 2048 + 2) + 24 * (12 * c * c + 13 * c));
+    EXPECT_NEAR((double)(plan.parameter_bytes + plan.gradient_bytes + plan.moment_bytes + plan.master_bytes),
+        18.0 * (double)plan.parameters, 0.002 * 18.0 * (double)plan.parameters);
+}
+
+static void test_activations_of_a_sequence_of_1_3b_at_2k(void) {
+    /* per layer and token in bf16: residual in and mid, two norms, attention: 5 C; qkv 3 C; GELU before and after 8 C */
+    double token_layer_channel = 2048.0 * 24 * 2048 * 2;
+    const double channels[RECOMPUTE_LEVELS] = {16, 12, 10, 1};
+    for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
+        struct plan_options o = gpt3_1_3b((enum recompute)level);
+        struct plan plan;
+        EXPECT(plan_make(&plan, &o) == STATUS_OK);
+        double kept = 0.0;
+        for (int id = RESIDUAL_IN; id <= GELU; id++) {
+            if (buffer_copies((enum buffer_id)id, &o.model) > 1) {
+                kept += (double)plan.buffer_bytes[id] / 16;
+            }
+        }
+        EXPECT_NEAR(
+            kept, channels[level] * token_layer_channel, 0.02 * channels[level] * token_layer_channel);
+    }
+}
+
+static void test_zero_1_divides_the_optimizer_by_the_ranks(void) {
+    struct plan_options o = gpt3_1_3b(RECOMPUTE_NONE);
+    struct plan alone, shared;
+    EXPECT(plan_make(&alone, &o) == STATUS_OK);
+    o.model.ranks = 8;
+    o.zero_stage = 1;
+    EXPECT(plan_make(&shared, &o) == STATUS_OK);
+    EXPECT_NEAR((double)shared.group_bytes[BUFFER_OPTIMIZER], (double)alone.group_bytes[BUFFER_OPTIMIZER] / 8,
+        0.001 * (double)alone.group_bytes[BUFFER_OPTIMIZER]);
+    EXPECT(shared.group_bytes[BUFFER_ACTIVATIONS] == alone.group_bytes[BUFFER_ACTIVATIONS]);
+}
+
+static void test_largest_micro_batch_fits_and_one_more_does_not(void) {
+    struct plan_options o = gpt3_1_3b(RECOMPUTE_GELU);
+    o.device_bytes = (uint64_t)80 << 30;
+    struct plan plan;
+    EXPECT(plan_make(&plan, &o) == STATUS_OK);
+    int largest = plan.largest_micro_batch;
+    EXPECT(largest > 1);
+    o.model.micro_batch = largest;
+    EXPECT(plan_make(&plan, &o) == STATUS_OK && plan.total_bytes <= o.device_bytes);
+    o.model.micro_batch = largest + 1;
+    EXPECT(plan_make(&plan, &o) == STATUS_OK && plan.total_bytes > o.device_bytes);
+    o.device_bytes = (uint64_t)8 << 30; /* not even the parameters */
+    EXPECT(plan_make(&plan, &o) == STATUS_OK && plan.largest_micro_batch == 0);
+}
+
+static void test_standard_attention_plans_its_square_matrices(void) {
+    struct plan_options o = gpt3_1_3b(RECOMPUTE_NONE);
+    EXPECT(backend_profile_find(&o.device, "cuda", "standard") == STATUS_OK);
+    struct plan plan;
+    EXPECT(plan_make(&plan, &o) == STATUS_OK);
+    double square = 16.0 * 16 * 2048 * 2048 * 2; /* B H T T bf16 */
+    EXPECT_NEAR((double)plan.buffer_bytes[ATTENTION_SAVED], 24 * square, 0.001 * square);
+    EXPECT((double)plan.buffer_bytes[ATTENTION_WORKSPACE] >= square);
+}
+
+int main(void) {
+    RUN(test_plan_is_what_the_cpu_backend_allocates);
+    RUN(test_parameters_are_counted_without_vocabulary_padding);
+    RUN(test_activations_of_a_sequence_of_1_3b_at_2k);
+    RUN(test_zero_1_divides_the_optimizer_by_the_ranks);
+    RUN(test_largest_micro_batch_fits_and_one_more_does_not);
+    RUN(test_standard_attention_plans_its_square_matrices);
+    return test_summary();
+}
