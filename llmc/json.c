@@ -130,7 +130,8 @@ static enum status parse_number(struct reader *r, struct json *out) {
     if (whole) {
         errno = 0;
         out->integer = strtoll(r->text + start, NULL, 10);
-        out->is_integer = errno == 0;
+        out->is_integer =
+            errno == 0 && !(out->integer == 0 && r->text[start] == '-'); /* -0 is a double alone */
     }
     return STATUS_OK;
 }
