@@ -68,6 +68,8 @@ struct step_limits {
     double beta1, beta2; /* for the bias corrections */
 };
 
+enum { BACKEND_MARKS = 1 << 14 };
+
 struct adamw_options {
     double learning_rate, beta1, beta2, epsilon, weight_decay;
 };
@@ -188,6 +190,15 @@ struct backend {
     enum status (*adamw)(struct backend *b, void *parameters, void *master, void *first_moment,
         void *second_moment, struct tensor gradients, int64_t count, int64_t decay_count,
         const struct adamw_options *options, const void *control, uint64_t stochastic_seed);
+
+    /* ---- time, for the profiler ---- */
+    /* Remembers in slot `index` (below BACKEND_MARKS) when the compute stream gets here. */
+    enum status (*mark)(struct backend *b, int index);
+    /* Milliseconds from one mark to another; waits for both. */
+    enum status (*elapsed)(struct backend *b, int from, int to, double *milliseconds);
+    /* Named ranges for tools that draw timelines (NVTX); on the CPU nothing. */
+    void (*range_begin)(struct backend *b, const char *name);
+    void (*range_end)(struct backend *b);
 };
 
 /* The profile of "cpu", "cpu-f64" or "cuda" with the named attention kernel ("auto": the best for the device; the CPU
