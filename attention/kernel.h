@@ -1,0 +1,83 @@
+/* What a kernel of attention.h consists of. The table in params.c lists them; each kernel's files fill in the rest. */
+#ifndef ATTENTION_KERNEL_H
+#define ATTENTION_KERNEL_H
+
+#include "attention/attention.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct attention_kernel {
+    const char *name;
+    size_t (*saved_bytes)(const struct attention_params *p);
+    size_t (*workspace_bytes)(const struct attention_params *p);
+#ifdef WITH_CUDA
+    /* The arguments have passed attention_check. */
+    enum status (*forward)(const struct attention *a, const struct attention_params *p);
+    enum status (*backward)(const struct attention *a, const struct attention_params *p);
+#endif
+};
+
+/* A kernel on a device. */
+struct attention {
+    const struct attention_kernel *kernel;
+    void *cublas;           /* cublasHandle_t of the standard kernel; NULL for the others */
+    int multiprocessors;    /* of the device */
+    int compute_capability; /* 10 * major + minor */
+};
+
+/* NULL when there is none of that name. */
+const struct attention_kernel *attention_kernel_find(const char *name);
+/* The message for an unknown name: lists the known ones. */
+enum status attention_kernel_unknown(const char *name);
+
+/* attention_check for the reference. */
+enum status attention_reference_check(const struct attention_params *p, bool backward);
+
+/* ---- standard.cu ---- */
+
+/* A row of S, P, dP or dS in memory: a multiple of 16 bytes. */
+static inline int64_t standard_row_elements(const struct attention_params *p) {
+    return round_up(p->seqlen_k, 8);
+}
+
+/* dP of one sequence [heads, seqlen_q, row elements]; with grouped heads dK and dV of one sequence in fp32
+   [2, seqlen_k, kv_heads, head_dim] behind it. */
+struct standard_workspace {
+    size_t sums_offset;
+    size_t bytes;
+};
+struct standard_workspace standard_workspace(const struct attention_params *p);
+
+/* ---- fa2_*.cu ---- */
+
+/* The smallest head dimension with code of its own that holds head_dim. */
+int fa2_padded_head_dim(int64_t head_dim);
+
+enum {
+    FA2_LARGEST_ROW_BLOCK = 128, /* the rows of a head are padded to a multiple of it in the workspace */
+    FA2_SMALLEST_ROW_BLOCK = 32
+};
+struct fa2_workspace {
+    int64_t padded_rows;      /* of one head */
+    size_t statistics_offset; /* fp32 [batch, heads, 2, padded_rows]: lse * log2(e), and D */
+    size_t dq_offset;    /* fp32 [batch, heads, padded_rows, padded head_dim], in the order of fragments */
+    size_t turns_offset; /* int32: the ticket, then [batch, heads, padded_rows / smallest row block] */
+    size_t turns_bytes;  /* what the deterministic backward must find zeroed */
+    size_t bytes;
+};
+struct fa2_workspace fa2_workspace(const struct attention_params *p);
+
+#ifdef WITH_CUDA
+enum status standard_forward(const struct attention *a, const struct attention_params *p);
+enum status standard_backward(const struct attention *a, const struct attention_params *p);
+enum status fa2_forward(const struct attention *a, const struct attention_params *p);
+enum status fa2_backward(const struct attention *a, const struct attention_params *p);
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
