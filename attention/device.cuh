@@ -1,0 +1,80 @@
+/* What the kernels' host code shares: CUDA's errors as one line, launches, and element types as template arguments.
+
+   Kernels are templates over `enum dtype` and hold 16-bit elements as bits (uint16_t, or two in a uint32_t):
+   conversions are here, matrix instructions in mma_sm80.cuh. */
+#ifndef ATTENTION_DEVICE_CUH
+#define ATTENTION_DEVICE_CUH
+
+#include "attention/kernel.h"
+
+#include <cuda_runtime.h>
+
+static inline enum status cuda_check(cudaError_t error, const char *what) {
+    return error == cudaSuccess
+               ? STATUS_OK
+               : fail("attention: %s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+/* Launches kernel(arguments) on a one-dimensional grid; `what` names it in errors. More than 48 KB of shared memory a
+   block has to be asked for. */
+template <typename Arguments>
+enum status launch(const char *what, void (*kernel)(Arguments), int64_t blocks, int threads, int shared_bytes,
+    void *stream, const Arguments &arguments) {
+    if (blocks > INT32_MAX) {
+        return fail("attention: %s needs %lld thread blocks, more than a grid has: use smaller batches", what,
+            (long long)blocks);
+    }
+    if (shared_bytes > 48 * 1024) {
+        CHECK(cuda_check(
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), what));
+    }
+    kernel<<<(unsigned)blocks, threads, (size_t)shared_bytes, (cudaStream_t)stream>>>(arguments);
+    return cuda_check(cudaGetLastError(), what);
+}
+
+/* Two floats rounded to 16 bits, the first in the low half. */
+template <enum dtype TYPE> __device__ __forceinline__ uint32_t pack(float low, float high) {
+    uint32_t bits;
+    if constexpr (TYPE == DTYPE_BF16) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    }
+    return bits;
+}
+
+template <enum dtype TYPE> __device__ __forceinline__ float2 unpack(uint32_t bits) {
+    float2 values;
+    if constexpr (TYPE == DTYPE_BF16) {
+        values.x = __uint_as_float(bits << 16);
+        values.y = __uint_as_float(bits & 0xFFFF0000u);
+    } else {
+        asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+            : "=f"(values.x), "=f"(values.y)
+            : "r"(bits));
+    }
+    return values;
+}
+
+/* 2^x; 2^-infinity is 0. */
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* A tensor's address and strides as a kernel takes them. */
+struct device_tensor {
+    uint16_t *data;
+    int64_t batch_stride, seq_stride, head_stride;
+
+    __device__ __forceinline__ uint16_t *row(int64_t batch, int64_t position, int64_t head) const {
+        return data + batch * batch_stride + position * seq_stride + head * head_stride;
+    }
+};
+
+static inline struct device_tensor on_device(const struct attention_tensor &t) {
+    return {(uint16_t *)t.data, t.batch_stride, t.seq_stride, t.head_stride};
+}
+
+#endif
