@@ -1,0 +1,252 @@
+#!/bin/sh
+# build/prepare from outside: what it writes, what it says, what it refuses. Each test is a function, run in an empty
+# folder under "set -e": the first command that fails fails the test.
+build=${FLASHGPT_BUILD:-build}
+prepare=$(cd "$build" && pwd)/prepare
+folder=$(mktemp -d)
+trap 'chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
+passed=0
+failed=0
+
+run_test() {
+    mkdir "$folder/$1"
+    (
+        cd "$folder/$1" || exit 1
+        set -ex
+        "$1"
+    ) >"$folder/log" 2>&1
+    if [ $? -eq 0 ]; then
+        echo "  ok $1"
+        passed=$((passed + 1))
+    else
+        sed 's/^/    /' "$folder/log"
+        echo "  FAILED $1"
+        failed=$((failed + 1))
+    fi
+}
+
+# refused MESSAGE ARGUMENT...: exit code 1, the message in the only line, nothing written
+refused() {
+    message=$1
+    shift
+    code=0
+    "$prepare" "$@" >../output 2>&1 || code=$?
+    cat ../output
+    [ "$code" -eq 1 ]
+    [ "$(wc -l <../output)" -eq 1 ]
+    grep -qF -- "$message" ../output
+    [ -z "$(find . -name '*.bin*')" ]
+}
+
+# tokens SHARD...: all their tokens, one a line
+tokens() {
+    for shard in "$@"; do
+        tail -c +1025 "$shard" | od -An -v -t u2 -w2 | tr -d ' '
+    done
+}
+
+# letters COUNT CHARACTER
+letters() {
+    head -c "$1" /dev/zero | tr '\0' "$2"
+}
+
+test_documents_are_end_of_text_then_bytes_in_the_order_of_names() {
+    mkdir -p in/sub
+    printf 'hi\n' >in/a
+    printf '\303\251' >in/b
+    printf 'z' >in/sub/c
+    "$prepare" --out-dir out --val-fraction 0 in
+    [ "$(tokens out/train_000000.bin | xargs)" = "256 104 105 10 256 195 169 256 122" ]
+    [ "$(ls out)" = train_000000.bin ]
+}
+
+test_the_header_is_magic_version_count_and_zeros() {
+    printf 'hello' >a
+    "$prepare" --out-dir out --val-fraction 0 a
+    [ "$(head -c 1024 out/train_000000.bin | od -An -v -t d4 -w4 | xargs)" = \
+        "20240520 1 6 $(yes 0 | head -n 253 | xargs)" ]
+    [ "$(wc -c <out/train_000000.bin)" -eq $((1024 + 12)) ]
+}
+
+test_text_over_several_pieces_comes_out_as_it_went_in() {
+    seq 1 500000 >numbers # 3.4 MB
+    "$prepare" --out-dir out --val-fraction 0 numbers
+    tail -c +1025 out/train_000000.bin | od -An -v -t u1 -w2 | awk '{ print $1 }' >got # the low bytes
+    { echo 0 && od -An -v -t u1 -w1 numbers | tr -d ' '; } >expected                 # 256 has a low byte of 0
+    cmp got expected
+}
+
+test_whole_files_go_to_validation_until_its_share_is_reached() {
+    mkdir in
+    for i in $(seq 100 199); do
+        letters 1000 x >in/$i
+    done
+    "$prepare" --out-dir out --val-fraction 0.2 in
+    [ "$(tokens out/val_*.bin | grep -c '^256$')" -eq 20 ]
+    [ "$(tokens out/val_*.bin | wc -l)" -eq $((20 * 1001)) ]
+    [ "$(tokens out/train_*.bin | wc -l)" -eq $((80 * 1001)) ]
+}
+
+test_the_split_is_the_same_every_time() {
+    mkdir in
+    for i in $(seq 100 150); do
+        letters $((i * i % 977 + 1)) x >in/$i
+    done
+    "$prepare" --out-dir one in
+    "$prepare" --out-dir two in
+    [ -s one/val_000000.bin ]
+    diff -r one two
+}
+
+test_a_single_file_is_cut_after_a_line() {
+    for i in $(seq 100 199); do
+        echo "line $i"
+    done >text
+    "$prepare" --out-dir out --val-fraction 0.25 text
+    [ "$(tokens out/val_000000.bin | head -n 9 | xargs)" = "256 108 105 110 101 32 49 55 54" ] # line 176
+    [ "$(tokens out/*.bin | wc -l)" -eq $((900 + 2)) ]
+}
+
+test_a_single_file_of_one_line_is_cut_at_the_share() {
+    letters 1000 x >text
+    "$prepare" --out-dir out --val-fraction 0.25 text
+    [ "$(tokens out/train_000000.bin | wc -l)" -eq 751 ]
+    [ "$(tokens out/val_000000.bin | wc -l)" -eq 251 ]
+}
+
+test_too_few_files_for_the_share_are_noted() {
+    mkdir in
+    letters 10 x >in/a
+    letters 10 x >in/b
+    "$prepare" --out-dir out in 2>notes
+    grep -q 'note: no file fell to validation' notes
+    [ ! -e out/val_000000.bin ]
+}
+
+test_full_shards_are_followed_by_new_ones_and_the_last_takes_the_rest() {
+    letters 250 x >text
+    "$prepare" --out-dir out --val-fraction 0 --shard-tokens 100 text
+    [ "$(ls out | xargs)" = "train_000000.bin train_000001.bin" ]
+    [ "$(tokens out/train_000000.bin | wc -l)" -eq 100 ]
+    [ "$(tokens out/train_000001.bin | wc -l)" -eq 151 ]
+    letters 500000 y >text
+    "$prepare" --out-dir big --val-fraction 0 --shard-tokens 200000 text
+    [ "$(tokens big/train_000000.bin | wc -l)" -eq 196608 ] # three full buffers of 65536
+    [ "$(tokens big/train_*.bin | wc -l)" -eq 500001 ]
+}
+
+test_binary_and_empty_files_are_skipped_with_a_note() {
+    mkdir in
+    printf 'a\0b' >in/binary
+    : >in/empty
+    printf 'text' >in/text
+    "$prepare" --out-dir out --val-fraction 0 in 2>notes
+    grep -qF 'note: in/binary: skipped, it is binary' notes
+    grep -qF 'note: in/empty: skipped, it is empty' notes
+    [ "$(tokens out/train_000000.bin | wc -l)" -eq 5 ]
+}
+
+test_hidden_files_links_to_folders_and_broken_links_are_left_out_of_folders() {
+    mkdir -p in/.git
+    printf 'text' >in/text
+    printf 'hidden' >in/.hidden
+    printf 'hidden' >in/.git/config
+    ln -s . in/round
+    ln -s nowhere in/broken
+    ln -s text in/zlink
+    "$prepare" --out-dir out --val-fraction 0 in
+    [ "$(tokens out/train_000000.bin | wc -l)" -eq 10 ] # text and its link
+    "$prepare" --out-dir out2 --val-fraction 0 in/.hidden # unless asked for
+    [ "$(tokens out2/train_000000.bin | wc -l)" -eq 7 ]
+}
+
+test_paths_are_read_from_a_file_or_standard_input() {
+    printf 'one' >'a file'
+    mkdir in
+    printf 'two' >in/b
+    printf 'a file\n\nin' >list
+    "$prepare" --out-dir one --val-fraction 0 --files-from list
+    "$prepare" --out-dir two --val-fraction 0 --files-from - <list
+    [ "$(tokens one/train_000000.bin | xargs)" = "256 111 110 101 256 116 119 111" ]
+    diff -r one two
+}
+
+test_shards_are_not_written_over_unless_asked() {
+    letters 300 x >long
+    letters 50 y >short
+    "$prepare" --out-dir out --val-fraction 0 --shard-tokens 100 long
+    cp -r out before
+    code=0
+    "$prepare" --out-dir out short >output 2>&1 || code=$?
+    [ "$code" -eq 1 ]
+    grep -qF 'out/train_000000.bin: is there already; choose another --out-dir or give --overwrite' output
+    diff -r before out
+    "$prepare" --out-dir out --val-fraction 0 --overwrite short
+    [ "$(ls out)" = train_000000.bin ]
+    [ "$(tokens out/train_000000.bin | wc -l)" -eq 51 ]
+}
+
+test_a_run_that_fails_leaves_older_shards_and_no_temporary_ones() {
+    letters 300 x >text
+    "$prepare" --out-dir out text
+    cp -r out before
+    code=0
+    "$prepare" --out-dir out --overwrite --shard-tokens 10 text missing >output 2>&1 || code=$?
+    [ "$code" -eq 1 ]
+    grep -qF 'prepare: missing: cannot read: No such file' output
+    diff -r before out
+}
+
+test_the_summary_counts_files_tokens_and_shards() {
+    mkdir in
+    letters 100 x >in/a
+    letters 9 x >in/b
+    "$prepare" --out-dir out in >summary
+    [ "$(sed -n 1p summary | xargs)" = "train 1 files 101 tokens 1 shards out/train_*.bin" ]
+    [ "$(sed -n 2p summary | xargs)" = "val 1 files 10 tokens 1 shards out/val_*.bin" ]
+}
+
+test_help_explains_every_option_and_succeeds() {
+    "$prepare" --help >help
+    for option in out-dir tokenizer val-fraction shard-tokens files-from overwrite; do
+        grep -q -- "--$option" help
+    done
+}
+
+test_bad_options_are_refused_by_name() {
+    echo text >../text
+    refused "--frobnicate: unknown option; see --help" --frobnicate ../text
+    refused "--out-dir: a value is missing; see --help" ../text --out-dir
+    refused "--val-fraction: 'lots' is no number from 0 to 0.5" --val-fraction lots ../text
+    refused "--val-fraction: '0.6' is no number from 0 to 0.5" --val-fraction=0.6 ../text
+    refused "--val-fraction: 'nan' is no number from 0 to 0.5" --val-fraction nan ../text
+    refused "--shard-tokens: '0' is no whole number from 1 to 2000000000" --shard-tokens 0 ../text
+    refused "--shard-tokens: '1e6' is no whole number" --shard-tokens 1e6 ../text
+    refused "--shard-tokens: '99999999999999999999' is no whole number" --shard-tokens 99999999999999999999 ../text
+    refused "--tokenizer: 'words' is not known; use bytes" --tokenizer words ../text
+    refused "no files given; see --help"
+}
+
+test_bad_files_are_refused_by_name() {
+    refused "missing: cannot read: No such file" missing
+    refused "--files-from missing: cannot open: No such file" --files-from missing
+    mkfifo pipe
+    refused "pipe: is neither a file nor a folder" pipe
+    mkdir in
+    : >in/empty
+    code=0
+    "$prepare" in >output 2>&1 || code=$?
+    [ "$code" -eq 1 ]
+    grep -q 'no text found; give text files' output
+}
+
+test_an_output_folder_that_cannot_be_written_is_named() {
+    echo text >text
+    refused "text" --out-dir text/out text
+}
+
+for test in $(sed -n 's/^\(test_[a-z0-9_]*\)() {$/\1/p' "$0"); do
+    run_test "$test"
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
