@@ -1,0 +1,406 @@
+/* Ranks that end well, end badly, are killed, stopped or interrupted: what the supervisor returns, what it says on
+   stderr, and that nobody is left behind. Each run is a process of its own whose stderr the test reads. */
+#include "llmc/launch.h"
+#include "test.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MAX_RANKS = 4 };
+
+/* What ranks tell the test while they run; in shared memory. */
+struct board {
+    volatile pid_t supervisor, process[MAX_RANKS];
+    volatile int started[MAX_RANKS];
+    volatile int signal_seen[MAX_RANKS];
+    volatile int fault; /* what the work function is to do */
+    double timeout_seconds;
+};
+
+/* A run in the background, and what came of it. */
+struct run {
+    struct board *board;
+    pid_t supervisor;
+    int errors; /* read end of its stderr; at its end when the last of its processes is gone */
+    char text[2048];
+    int ending;
+    double seconds; /* from run_start to the end of all its processes */
+    double start;
+};
+
+static void run_start_with_timeout(
+    struct run *run, int ranks, double grace_seconds, launch_main work, int fault, double timeout_seconds) {
+    run->board = mmap(NULL, sizeof *run->board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    run->board->fault = fault;
+    run->board->timeout_seconds = timeout_seconds;
+    run->text[0] = '\0';
+    run->start = time_seconds();
+    int ends[2];
+    EXPECT(pipe(ends) == 0);
+    fflush(stdout);
+    run->supervisor = fork();
+    if (run->supervisor == 0) {
+        setpgid(0, 0); /* a group of its own, as a shell makes it */
+        close(ends[0]);
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[1]);
+        run->board->supervisor = getpid();
+        _exit(launch_local(ranks, 1 << 16, grace_seconds, work, run->board));
+    }
+    close(ends[1]);
+    run->errors = ends[0];
+}
+
+static void run_start(struct run *run, int ranks, double grace_seconds, launch_main work, int fault) {
+    run_start_with_timeout(run, ranks, grace_seconds, work, fault, 60);
+}
+
+static void run_wait(struct run *run) {
+    size_t length = 0;
+    ssize_t got;
+    while ((got = read(run->errors, run->text + length, sizeof run->text - 1 - length)) > 0) {
+        length += (size_t)got;
+    }
+    run->text[length] = '\0';
+    EXPECT(waitpid(run->supervisor, &run->ending, 0) == run->supervisor);
+    run->seconds = time_seconds() - run->start;
+    close(run->errors);
+    munmap(run->board, sizeof *run->board);
+}
+
+static void wait_for_ranks(const struct run *run, int ranks) {
+    for (int rank = 0; rank < ranks; rank++) {
+        while (!run->board->started[rank]) {
+            usleep(1000);
+        }
+    }
+}
+
+static int exit_code(const struct run *run) {
+    return WIFEXITED(run->ending) ? WEXITSTATUS(run->ending) : -1;
+}
+
+/* ---- a rank's work ---- */
+
+static void sign_in(const struct launch_rank *rank, struct board *board) {
+    board->process[rank->rank] = getpid();
+    board->started[rank->rank] = 1;
+}
+
+/* How a program ends a rank that failed; launch.h has the rule. */
+static int end_with_error(const struct launch_rank *rank, enum status status) {
+    if (launch_first_failure(rank)) {
+        fprintf(stderr, "rank %d: %s\n", rank->rank, error_message());
+    }
+    return (int)status;
+}
+
+enum fault {
+    FAULT_NONE,
+    FAULT_RANK_2_FAILS,
+    FAULT_ALL_FAIL,
+    FAULT_RANK_1_EXITS, /* without a word, as a library might */
+    FAULT_RANK_1_CRASHES,
+    FAULT_RANK_1_NEVER_RETURNS /* and rank 0 exits */
+};
+
+/* Ranks meet in small steps until all have caught a signal; at the tenth the fault strikes. */
+static int work(const struct launch_rank *rank, void *context) {
+    struct board *board = context;
+    struct comm *c;
+    launch_catch_signals();
+    enum status status = comm_shared_create(&c, rank->shared, rank->rank, board->timeout_seconds);
+    sign_in(rank, board);
+    double stop = 0;
+    for (int step = 0; status == STATUS_OK && stop == 0; step++) {
+        if (step == 10) {
+            switch ((enum fault)board->fault) {
+            case FAULT_NONE:
+                break;
+            case FAULT_RANK_2_FAILS:
+                if (rank->rank == 2) {
+                    return end_with_error(rank, fail("the disk is full"));
+                }
+                break;
+            case FAULT_ALL_FAIL:
+                return end_with_error(rank, fail("no such file"));
+            case FAULT_RANK_1_EXITS:
+                if (rank->rank == 1) {
+                    _exit(7);
+                }
+                break;
+            case FAULT_RANK_1_CRASHES:
+                if (rank->rank == 1) {
+                    abort();
+                }
+                break;
+            case FAULT_RANK_1_NEVER_RETURNS:
+                if (rank->rank == 0) {
+                    return 9;
+                }
+                while (rank->rank == 1) {
+                    pause();
+                }
+                break;
+            }
+        }
+        usleep(200);
+        stop = launch_signal_caught();
+        status = c->host_all_reduce(c, &stop, 1, COMM_MIN); /* stops when all have seen the signal */
+    }
+    board->signal_seen[rank->rank] = launch_signal_caught();
+    c->free(c);
+    return status == STATUS_OK ? 0 : end_with_error(rank, status);
+}
+
+/* ---- good ends ---- */
+
+static int count_ranks(const struct launch_rank *rank, void *context) {
+    struct board *board = context;
+    board->started[rank->rank]++;
+    board->process[rank->rank] = getpid();
+    bool sane = rank->ranks == 4 && rank->local_rank == rank->rank && rank->local_ranks == 4 &&
+                rank->shared != NULL && getppid() == board->supervisor && launch_signal_caught() == 0;
+    printf("a rank's output;"); /* stays in the buffer until the rank returns */
+    return sane ? 0 : 1;
+}
+static void every_rank_runs_once_in_a_process_of_its_own(void) {
+    struct board *board =
+        mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    board->supervisor = getpid();
+    FILE *file = tmpfile();
+    int terminal = dup(STDOUT_FILENO);
+    fflush(stdout);
+    dup2(fileno(file), STDOUT_FILENO);
+    printf("before;");
+    int code = launch_local(4, 1 << 16, 1, count_ranks, board);
+    fflush(stdout);
+    dup2(terminal, STDOUT_FILENO);
+    close(terminal);
+    EXPECT(code == 0);
+    for (int rank = 0; rank < 4; rank++) {
+        EXPECT(board->started[rank] == 1 && board->process[rank] != getpid());
+    }
+    /* what stood in the buffer is written once, and what the ranks left in theirs is not lost */
+    EXPECT(lseek(fileno(file), 0, SEEK_END) == (off_t)(strlen("before;") + 4 * strlen("a rank's output;")));
+    fclose(file);
+    munmap(board, sizeof *board);
+}
+
+static int same_process(const struct launch_rank *rank, void *context) {
+    pid_t *process = context;
+    bool sane = rank->rank == 0 && rank->ranks == 1 && rank->local_ranks == 1 && rank->shared == NULL &&
+                launch_first_failure(rank);
+    return sane && *process == getpid() ? 42 : 1;
+}
+static void one_rank_runs_in_this_process(void) {
+    pid_t process = getpid();
+    EXPECT(launch_local(1, 1 << 16, 1, same_process, &process) == 42);
+}
+
+static int return_at_once(const struct launch_rank *rank, void *context) {
+    (void)rank, (void)context;
+    return 0;
+}
+static void signal_handlers_and_mask_are_put_back(void) {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGCHLD};
+    struct sigaction before[3], after[3];
+    sigset_t mask_before, mask_after;
+    sigprocmask(SIG_SETMASK, NULL, &mask_before);
+    for (int i = 0; i < 3; i++) {
+        sigaction(numbers[i], NULL, &before[i]);
+    }
+    EXPECT(launch_local(2, 1 << 16, 1, return_at_once, NULL) == 0);
+    sigprocmask(SIG_SETMASK, NULL, &mask_after);
+    for (int i = 0; i < 3; i++) {
+        sigaction(numbers[i], NULL, &after[i]);
+        EXPECT(after[i].sa_handler == before[i].sa_handler);
+        EXPECT(sigismember(&mask_after, numbers[i]) == sigismember(&mask_before, numbers[i]));
+    }
+}
+
+/* ---- bad ends ---- */
+
+static void a_rank_that_fails_tells_its_error_once_and_its_code_is_the_runs(void) {
+    struct run run;
+    run_start(&run, 4, 30, work, FAULT_RANK_2_FAILS);
+    run_wait(&run);
+    EXPECT(exit_code(&run) == STATUS_ERROR);
+    EXPECT_STRING(run.text, "rank 2: the disk is full\n");
+    EXPECT(run.seconds < 5);
+}
+
+static void an_error_that_all_ranks_meet_is_told_once(void) {
+    struct run run;
+    run_start(&run, 4, 30, work, FAULT_ALL_FAIL);
+    run_wait(&run);
+    EXPECT(exit_code(&run) == STATUS_ERROR);
+    EXPECT_CONTAINS(run.text, ": no such file\n");
+    EXPECT(strchr(run.text, '\n') == run.text + strlen(run.text) - 1);
+}
+
+static void a_rank_that_exits_without_a_word_is_named(void) {
+    struct run run;
+    run_start(&run, 4, 30, work, FAULT_RANK_1_EXITS);
+    run_wait(&run);
+    EXPECT(exit_code(&run) == 7);
+    EXPECT_STRING(run.text, "rank 1 ended with exit code 7; ended the run\n");
+    EXPECT(run.seconds < 5);
+}
+
+static void a_rank_that_crashes_is_named_with_its_signal(void) {
+    struct run run;
+    run_start(&run, 4, 30, work, FAULT_RANK_1_CRASHES);
+    run_wait(&run);
+    EXPECT(exit_code(&run) == 128 + SIGABRT);
+    EXPECT_STRING(run.text, "rank 1 was killed by signal 6 (Aborted); ended the run\n");
+    EXPECT(run.seconds < 5);
+}
+
+static void a_killed_rank_ends_the_run_in_no_time(void) {
+    for (int victim = 0; victim < 4; victim++) {
+        struct run run;
+        run_start(&run, 4, 30, work, FAULT_NONE);
+        wait_for_ranks(&run, 4);
+        double start = time_seconds();
+        kill(run.board->process[victim], SIGKILL);
+        run_wait(&run);
+        EXPECT(time_seconds() - start < 5);
+        EXPECT(exit_code(&run) == 128 + SIGKILL);
+        char line[128];
+        snprintf(line, sizeof line,
+            "rank %d was killed by signal 9 (Killed), as the system does when memory runs out; ended the "
+            "run\n",
+            victim);
+        EXPECT_STRING(run.text, line);
+    }
+}
+
+static void a_rank_that_does_not_heed_the_notice_is_killed_after_the_grace(void) {
+    struct run run;
+    run_start(&run, 2, 0.5, work, FAULT_RANK_1_NEVER_RETURNS);
+    run_wait(&run);
+    EXPECT(exit_code(&run) == 9);
+    EXPECT_STRING(run.text, "rank 0 ended with exit code 9; ended the run\n");
+    EXPECT(run.seconds > 0.45 && run.seconds < 5);
+}
+
+static void a_stopped_rank_ends_the_run_after_the_timeout(void) {
+    struct run run;
+    run_start_with_timeout(&run, 4, 0.2, work, FAULT_NONE, 1);
+    wait_for_ranks(&run, 4);
+    kill(run.board->process[3], SIGSTOP);
+    run_wait(&run);
+    EXPECT(exit_code(&run) == STATUS_PEER_LOST);
+    EXPECT_STRING(run.text, "rank 3 did not arrive within 1 s; ended the run\n");
+    EXPECT(run.seconds > 1 && run.seconds < 8);
+}
+
+static void ranks_die_with_their_supervisor(void) {
+    struct run run;
+    run_start(&run, 4, 30, work, FAULT_NONE);
+    wait_for_ranks(&run, 4);
+    kill(run.supervisor, SIGKILL);
+    double start = time_seconds();
+    run_wait(&run); /* reads stderr until the last rank has gone */
+    EXPECT(time_seconds() - start < 5);
+    EXPECT(WIFSIGNALED(run.ending));
+}
+
+static void a_number_of_ranks_that_cannot_be_is_refused(void) {
+    struct run run;
+    run_start(&run, -1, 5, work, FAULT_NONE);
+    run_wait(&run);
+    EXPECT(exit_code(&run) == STATUS_ERROR);
+    EXPECT_STRING(run.text, "-1 ranks: must be 1 to 4096\n");
+}
+
+/* ---- stop signals ---- */
+
+static void stop_with(int number, bool whole_group) {
+    struct run run;
+    run_start(&run, 4, 30, work, FAULT_NONE);
+    wait_for_ranks(&run, 4);
+    struct board *board = run.board;
+    kill(whole_group ? -run.supervisor : run.supervisor, number);
+    while (board->signal_seen[0] == 0 || board->signal_seen[1] == 0 || board->signal_seen[2] == 0 ||
+           board->signal_seen[3] == 0) {
+        usleep(1000);
+        if (time_seconds() - run.start > 5) {
+            break;
+        }
+    }
+    for (int rank = 0; rank < 4; rank++) {
+        EXPECT(board->signal_seen[rank] == number);
+    }
+    run_wait(&run);
+    EXPECT(exit_code(&run) == 0);
+    EXPECT_STRING(run.text, "");
+}
+static void a_signal_to_the_supervisor_reaches_every_rank(void) {
+    stop_with(SIGTERM, false);
+    stop_with(SIGINT, false);
+}
+static void ctrl_c_at_a_terminal_counts_once_though_it_reaches_the_whole_group(void) {
+    stop_with(SIGINT, true);
+}
+
+static int stubborn(const struct launch_rank *rank, void *context) {
+    struct board *board = context;
+    launch_catch_signals();
+    sign_in(rank, board);
+    while (board->fault == FAULT_NONE) {
+        pause();
+    }
+    return 0;
+}
+static void a_second_interrupt_ends_the_run_at_once(void) {
+    struct run run;
+    run_start(&run, 2, 5, stubborn, FAULT_NONE);
+    wait_for_ranks(&run, 2);
+    kill(-run.supervisor, SIGINT);
+    usleep(10000);
+    kill(-run.supervisor, SIGINT); /* follows at once: the same wish */
+    usleep(400000);
+    EXPECT(waitpid(run.supervisor, &run.ending, WNOHANG) == 0);
+    kill(-run.supervisor, SIGINT);
+    run_wait(&run);
+    EXPECT(exit_code(&run) == 128 + SIGINT);
+    EXPECT_STRING(run.text, "ended the run at once after a second interrupt\n");
+}
+
+static void a_second_interrupt_ends_a_lone_process_too(void) {
+    struct run run;
+    run_start(&run, 1, 5, stubborn, FAULT_NONE);
+    wait_for_ranks(&run, 1);
+    kill(run.supervisor, SIGTERM);
+    kill(run.supervisor, SIGTERM);
+    usleep(400000);
+    EXPECT(waitpid(run.supervisor, &run.ending, WNOHANG) == 0);
+    kill(run.supervisor, SIGINT);
+    run_wait(&run);
+    EXPECT(WIFSIGNALED(run.ending) && WTERMSIG(run.ending) == SIGINT);
+}
+
+int main(void) {
+    RUN(every_rank_runs_once_in_a_process_of_its_own);
+    RUN(one_rank_runs_in_this_process);
+    RUN(signal_handlers_and_mask_are_put_back);
+    RUN(a_rank_that_fails_tells_its_error_once_and_its_code_is_the_runs);
+    RUN(an_error_that_all_ranks_meet_is_told_once);
+    RUN(a_rank_that_exits_without_a_word_is_named);
+    RUN(a_rank_that_crashes_is_named_with_its_signal);
+    RUN(a_killed_rank_ends_the_run_in_no_time);
+    RUN(a_rank_that_does_not_heed_the_notice_is_killed_after_the_grace);
+    RUN(a_stopped_rank_ends_the_run_after_the_timeout);
+    RUN(ranks_die_with_their_supervisor);
+    RUN(a_number_of_ranks_that_cannot_be_is_refused);
+    RUN(a_signal_to_the_supervisor_reaches_every_rank);
+    RUN(ctrl_c_at_a_terminal_counts_once_though_it_reaches_the_whole_group);
+    RUN(a_second_interrupt_ends_the_run_at_once);
+    RUN(a_second_interrupt_ends_a_lone_process_too);
+    return test_summary();
+}
