@@ -13,6 +13,7 @@
 struct device {
     const char *name;
     enum status (*create)(struct backend **out, int threads);
+    int threads;
     double loss, logits;          /* absolute */
     double gradient;              /* of the norm of the difference, relative to the tensor's norm */
     double norm;                  /* of the global norm, relative */
@@ -20,8 +21,8 @@ struct device {
     double trained_without_cause; /* the same for parameters that the loss does not depend on */
 };
 static const struct device devices[] = {
-    {"cpu", backend_cpu_create, 1e-5, 1e-5, 1e-4, 1e-5, 1e-5, 1e-2},
-    {"cpu-f64", backend_cpu_f64_create, 1e-12, 1e-6, 1e-7, 1e-12, 1e-7, 1e-7},
+    {"cpu", backend_cpu_create, 2, 1e-5, 1e-5, 1e-4, 1e-5, 1e-5, 1e-2},
+    {"cpu-f64", backend_cpu_f64_create, 1, 1e-12, 1e-6, 1e-7, 1e-12, 1e-7, 1e-7},
 };
 static const char *const models[] = {"mha", "gqa"};
 
@@ -146,7 +147,8 @@ static bool fixture_open(struct fixture *f, const char *model, const struct devi
     f->device = device;
     char path[64];
     snprintf(path, sizeof path, "test/golden/%s.safetensors", model);
-    if (!succeeded(safetensors_open(&f->golden, path)) || !succeeded(device->create(&f->backend, 2))) {
+    if (!succeeded(safetensors_open(&f->golden, path)) ||
+        !succeeded(device->create(&f->backend, device->threads))) {
         return false;
     }
     struct model_options model_options = {

@@ -79,10 +79,11 @@ static void draw_weights(struct fixture *f) {
     }
 }
 
-static bool fixture_open(struct fixture *f, const struct model_config *config, enum dtype dtype,
+static bool fixture_open(struct fixture *f, const struct model_config *config, enum dtype dtype, int threads,
     enum recompute recompute, int64_t logits_bytes) {
     memset(f, 0, sizeof *f);
-    if (!succeeded((dtype == DTYPE_F64 ? backend_cpu_f64_create : backend_cpu_create)(&f->backend, 2))) {
+    if (!succeeded(
+            (dtype == DTYPE_F64 ? backend_cpu_f64_create : backend_cpu_create)(&f->backend, threads))) {
         return false;
     }
     struct model_options options = {
@@ -228,8 +229,6 @@ static void check_tensor(struct fixture *f, enum parameter_id id, int layer) {
     double relative = fabs(along) / (sqrt(gradient_norm) * length);
     EXPECT_NEAR(relative, 0, 1e-6);
 
-    if (getenv("VERBOSE"))
-        printf("%s %d: %g %g\n", parameter_table[id].name, layer, entries, relative);
     if (!(entries <= 1e-6 && relative <= 1e-6)) {
         printf("    ... in %s, layer %d\n", parameter_table[id].name, layer);
     }
@@ -239,7 +238,7 @@ static void check_tensor(struct fixture *f, enum parameter_id id, int layer) {
 
 static void check_central_differences(const struct model_config *config) {
     struct fixture f;
-    bool open = fixture_open(&f, config, DTYPE_F64, RECOMPUTE_NONE, 0);
+    bool open = fixture_open(&f, config, DTYPE_F64, 1, RECOMPUTE_NONE, 0);
     EXPECT(open);
     if (open) {
         double loss = compute_gradients(&f, BATCH, NULL);
@@ -260,7 +259,7 @@ static void test_gradients_are_central_differences_with_grouped_query_attention(
 
 static void test_gradients_of_unused_positions_and_padded_vocabulary_are_zero(void) {
     struct fixture f;
-    bool open = fixture_open(&f, &shapes[0], DTYPE_F64, RECOMPUTE_NONE, 0);
+    bool open = fixture_open(&f, &shapes[0], DTYPE_F64, 1, RECOMPUTE_NONE, 0);
     EXPECT(open);
     if (open) {
         int64_t channels = shapes[0].channels, nonzero = 0;
@@ -283,8 +282,8 @@ static void test_gradients_of_unused_positions_and_padded_vocabulary_are_zero(vo
 static void compare(const struct model_config *config, enum dtype dtype, enum recompute recompute,
     int64_t logits_bytes, int micro_batch, double tolerance) {
     struct fixture plain, other;
-    bool open = fixture_open(&plain, config, dtype, RECOMPUTE_NONE, 0);
-    open = fixture_open(&other, config, dtype, recompute, logits_bytes) && open;
+    bool open = fixture_open(&plain, config, dtype, 2, RECOMPUTE_NONE, 0);
+    open = fixture_open(&other, config, dtype, 2, recompute, logits_bytes) && open;
     EXPECT(open);
     if (open) {
         double plain_loss = compute_gradients(&plain, BATCH, NULL);
@@ -384,7 +383,7 @@ static void check_hooks(struct fixture *f) {
 static void test_hooks_come_before_parameters_are_read_and_after_gradients_are_final(void) {
     for (enum recompute level = RECOMPUTE_NONE; level < RECOMPUTE_LEVELS; level++) {
         struct fixture f;
-        bool open = fixture_open(&f, &shapes[1], DTYPE_F64, level, 0);
+        bool open = fixture_open(&f, &shapes[1], DTYPE_F64, 1, level, 0);
         EXPECT(open);
         if (open) {
             check_hooks(&f);
