@@ -286,6 +286,51 @@ enum status safetensors_read(const struct safetensors *f, const struct safetenso
     return read_at(f, f->data_offset + entry->begin + offset, data, bytes);
 }
 
+/* The element at `bytes` of a floating-point type; every one of them is exact in double. */
+static double load_value(const uint8_t *bytes, enum dtype dtype) {
+    double f64;
+    float f32;
+    uint16_t bits;
+    switch (dtype) {
+    case DTYPE_F64:
+        memcpy(&f64, bytes, sizeof f64);
+        return f64;
+    case DTYPE_F32:
+        memcpy(&f32, bytes, sizeof f32);
+        return (double)f32;
+    default:
+        memcpy(&bits, bytes, sizeof bits);
+        return (double)(dtype == DTYPE_BF16 ? bf16_to_float(bits) : f16_to_float(bits));
+    }
+}
+
+enum status safetensors_read_values(const struct safetensors *f, const struct safetensors_entry *entry,
+    int64_t first, int64_t count, void *out, enum dtype out_dtype) {
+    size_t size = dtype_bytes(entry->dtype);
+    if (entry->dtype == out_dtype) { /* bit by bit, NaNs too */
+        return safetensors_read(f, entry, (uint64_t)first * size, out, (size_t)count * size);
+    }
+    if (entry->dtype > DTYPE_F16) {
+        return fail("%s: tensor \"%.*s\" holds %s, not floating-point numbers", f->path, QUOTED_BYTES,
+            entry->name, dtype_name(entry->dtype));
+    }
+    uint8_t piece[8192];
+    int64_t piece_count = (int64_t)(sizeof piece / size);
+    for (int64_t done = 0; done < count; done += piece_count) {
+        int64_t n = min_i64(piece_count, count - done);
+        CHECK(safetensors_read(f, entry, (uint64_t)(first + done) * size, piece, (size_t)n * size));
+        for (int64_t i = 0; i < n; i++) {
+            double value = load_value(piece + (size_t)i * size, entry->dtype);
+            if (out_dtype == DTYPE_F64) {
+                ((double *)out)[done + i] = value;
+            } else {
+                ((float *)out)[done + i] = (float)value;
+            }
+        }
+    }
+    return STATUS_OK;
+}
+
 /* ---- writing ---- */
 
 struct safetensors_writer {
@@ -454,10 +499,13 @@ static enum status flush_and_close(struct safetensors_writer *w) {
     return close(file) == 0 ? STATUS_OK : fail("%s: cannot write: %s", w->path, strerror(errno));
 }
 
-enum status safetensors_finish(struct safetensors_writer *w, uint64_t *xxh64) {
+enum status safetensors_finish(struct safetensors_writer *w, uint64_t *xxh64, uint64_t *bytes) {
     enum status status = flush_and_close(w);
     if (xxh64 != NULL) {
         *xxh64 = xxh64_digest(&w->checksum);
+    }
+    if (bytes != NULL) {
+        *bytes = w->checksum.total_bytes;
     }
     free_writer(w);
     return status;

@@ -36,6 +36,9 @@ const char *safetensors_metadata(const struct safetensors *file, const char *key
 /* Bytes [offset, offset + bytes) of the tensor; safe from several threads. */
 enum status safetensors_read(const struct safetensors *file, const struct safetensors_entry *entry,
     uint64_t offset, void *data, size_t bytes);
+/* Elements [first, first + count) of a tensor of floating-point numbers, converted to out_dtype: F32 or F64. */
+enum status safetensors_read_values(const struct safetensors *file, const struct safetensors_entry *entry,
+    int64_t first, int64_t count, void *out, enum dtype out_dtype);
 
 /* Writing: all entries first (name, dtype, dimensions, shape; begin and end are set here), then their data in order,
    in pieces of any size. A checksum of the whole file comes out. */
@@ -44,9 +47,9 @@ enum status safetensors_create(struct safetensors_writer **out, const char *path
     struct safetensors_entry *entries, size_t count, const char *const *metadata_keys,
     const char *const *metadata_values, size_t metadata_count);
 enum status safetensors_write(struct safetensors_writer *writer, const void *data, size_t bytes);
-/* Flushes, fsyncs and closes; an error (also of an earlier write) is told here at the latest. xxh64 may be NULL. Frees
-   the writer always. */
-enum status safetensors_finish(struct safetensors_writer *writer, uint64_t *xxh64);
+/* Flushes, fsyncs and closes; an error (also of an earlier write) is told here at the latest. The file's checksum and
+   size are stored where xxh64 and bytes are not NULL. Frees the writer always. */
+enum status safetensors_finish(struct safetensors_writer *writer, uint64_t *xxh64, uint64_t *bytes);
 
 #ifdef __cplusplus
 }

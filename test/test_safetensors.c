@@ -173,7 +173,7 @@ static void test_only_what_is_inside_a_tensor_can_be_read(void) {
     struct safetensors_writer *writer;
     EXPECT(safetensors_create(&writer, path, entries, 2, NULL, NULL, 0) == STATUS_OK);
     EXPECT(safetensors_write(writer, data, sizeof data) == STATUS_OK);
-    EXPECT(safetensors_finish(writer, NULL) == STATUS_OK);
+    EXPECT(safetensors_finish(writer, NULL, NULL) == STATUS_OK);
     struct safetensors *file = open_file();
     const struct safetensors_entry *a = safetensors_find(file, "a"), *b = safetensors_find(file, "b");
     EXPECT(safetensors_read(file, b, 4, read, 4) == STATUS_OK && read[0] == 4);
@@ -189,6 +189,54 @@ static void test_only_what_is_inside_a_tensor_can_be_read(void) {
     safetensors_close(file);
 }
 
+static void test_values_of_every_floating_point_type_are_converted(void) {
+    enum { COUNT = 5000 }; /* more than is converted at a time */
+    static double f64[COUNT], as_f64[COUNT];
+    static float f32[COUNT], as_f32[COUNT];
+    static uint16_t bf16[COUNT], f16[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        f64[i] = i + ldexp(1, -40);
+        f32[i] = (float)i + 0.1f;
+        bf16[i] = float_to_bf16((float)(i % 256));
+        f16[i] = float_to_f16((float)(i % 2048) / 4);
+    }
+    int64_t bits = 0x7ff0000000000001; /* a signalling NaN: unchanged only if it is not touched */
+    memcpy(&f64[COUNT - 1], &bits, sizeof bits);
+    struct safetensors_entry entries[] = {{"f64", DTYPE_F64, 1, {COUNT}, 0, 0},
+        {"f32", DTYPE_F32, 1, {COUNT}, 0, 0}, {"bf16", DTYPE_BF16, 1, {COUNT}, 0, 0},
+        {"f16", DTYPE_F16, 1, {COUNT}, 0, 0}, {"tokens", DTYPE_I32, 1, {1}, 0, 0}};
+    struct safetensors_writer *writer;
+    EXPECT(safetensors_create(&writer, path, entries, 5, NULL, NULL, 0) == STATUS_OK);
+    EXPECT(safetensors_write(writer, f64, sizeof f64) == STATUS_OK &&
+           safetensors_write(writer, f32, sizeof f32) == STATUS_OK);
+    EXPECT(safetensors_write(writer, bf16, sizeof bf16) == STATUS_OK &&
+           safetensors_write(writer, f16, sizeof f16) == STATUS_OK);
+    EXPECT(safetensors_write(writer, "1234", 4) == STATUS_OK &&
+           safetensors_finish(writer, NULL, NULL) == STATUS_OK);
+    struct safetensors *file = open_file();
+    EXPECT(safetensors_read_values(file, safetensors_find(file, "f64"), 0, COUNT, as_f64, DTYPE_F64) ==
+           STATUS_OK);
+    EXPECT(memcmp(as_f64, f64, sizeof f64) == 0);
+    EXPECT(safetensors_read_values(file, safetensors_find(file, "f64"), 3, 4000, as_f32, DTYPE_F32) ==
+           STATUS_OK);
+    EXPECT(as_f32[0] == 3.0f && as_f32[3999] == 4002.0f);
+    EXPECT(safetensors_read_values(file, safetensors_find(file, "f32"), 0, COUNT, as_f64, DTYPE_F64) ==
+           STATUS_OK);
+    EXPECT(as_f64[4000] == (double)f32[4000]);
+    EXPECT(safetensors_read_values(file, safetensors_find(file, "bf16"), 1000, 4000, as_f32, DTYPE_F32) ==
+           STATUS_OK);
+    EXPECT(as_f32[0] == 1000 % 256 && as_f32[3999] == 4999 % 256);
+    EXPECT(safetensors_read_values(file, safetensors_find(file, "f16"), 0, COUNT, as_f64, DTYPE_F64) ==
+           STATUS_OK);
+    EXPECT(as_f64[2047] == 2047 / 4.0 && as_f64[4999] == (4999 - 4096) / 4.0);
+    EXPECT(safetensors_read_values(file, safetensors_find(file, "f32"), 4999, 2, as_f64, DTYPE_F64) ==
+           STATUS_ERROR);
+    EXPECT(safetensors_read_values(file, safetensors_find(file, "tokens"), 0, 1, as_f32, DTYPE_F32) ==
+           STATUS_ERROR);
+    EXPECT_CONTAINS(error_message(), "tensor \"tokens\" holds I32, not floating-point numbers");
+    safetensors_close(file);
+}
+
 /* ---- writing ---- */
 
 static void test_a_file_is_written_byte_by_byte_as_the_format_says(void) {
@@ -197,20 +245,21 @@ static void test_a_file_is_written_byte_by_byte_as_the_format_says(void) {
         {matrix, DTYPE_U8, 2, {1, 3}, 0, 0}, {"s", DTYPE_U16, 0, {0}, 0, 0}};
     static const char *const keys[] = {"format"}, *const values[] = {"pt"};
     struct safetensors_writer *writer;
-    uint64_t told = 0, right = 1;
+    uint64_t told = 0, told_bytes = 0, right = 1;
     EXPECT(safetensors_create(&writer, path, entries, 2, keys, values, 1) == STATUS_OK);
     EXPECT(entries[0].begin == 0 && entries[0].end == 3 && entries[1].begin == 3 && entries[1].end == 5);
     EXPECT(
         safetensors_write(writer, "ab", 2) == STATUS_OK); /* pieces that do not heed the tensors' borders */
     EXPECT(safetensors_write(writer, NULL, 0) == STATUS_OK);
     EXPECT(safetensors_write(writer, "cde", 3) == STATUS_OK);
-    EXPECT(safetensors_finish(writer, &told) == STATUS_OK);
+    EXPECT(safetensors_finish(writer, &told, &told_bytes) == STATUS_OK);
     static const char header[] = "{\"__metadata__\":{\"format\":\"pt\"},"
                                  "\"quote\\\"\":{\"dtype\":\"U8\",\"shape\":[1,3],\"data_offsets\":[0,3]},"
                                  "\"s\":{\"dtype\":\"U16\",\"shape\":[],\"data_offsets\":[3,5]}}";
     uint8_t *data = NULL;
     size_t bytes = 0, padded = (size_t)round_up(sizeof header - 1, 8);
-    EXPECT(file_read_all(path, &data, &bytes) == STATUS_OK && bytes == 8 + padded + 5);
+    EXPECT(file_read_all(path, &data, &bytes) == STATUS_OK);
+    EXPECT(bytes == 8 + padded + 5 && told_bytes == bytes);
     uint64_t length;
     memcpy(&length, data, 8);
     EXPECT(length == padded);
@@ -238,7 +287,7 @@ static void test_many_tensors_read_back_as_they_were_written(void) {
         memset(values, i % 251, sizeof values);
         EXPECT(safetensors_write(writer, values, entries[i].end - entries[i].begin) == STATUS_OK);
     }
-    EXPECT(safetensors_finish(writer, NULL) == STATUS_OK);
+    EXPECT(safetensors_finish(writer, NULL, NULL) == STATUS_OK);
     struct safetensors *file = open_file();
     EXPECT(file != NULL && file->count == COUNT && file->data_offset % 8 == 0);
     int wrong = 0;
@@ -262,13 +311,13 @@ static void test_data_that_is_not_what_the_entries_say_is_an_error(void) {
     struct safetensors_writer *writer;
     EXPECT(safetensors_create(&writer, path, &entry, 1, NULL, NULL, 0) == STATUS_OK);
     EXPECT(safetensors_write(writer, "1234", 4) == STATUS_OK);
-    EXPECT(safetensors_finish(writer, NULL) == STATUS_ERROR);
+    EXPECT(safetensors_finish(writer, NULL, NULL) == STATUS_ERROR);
     EXPECT_CONTAINS(error_message(), "4 of the 8 bytes");
     EXPECT(safetensors_create(&writer, path, &entry, 1, NULL, NULL, 0) == STATUS_OK);
     EXPECT(safetensors_write(writer, "123456789", 9) == STATUS_ERROR);
     EXPECT(safetensors_write(writer, "12345678", 8) == STATUS_ERROR); /* the failure is kept */
     fail("something else went wrong meanwhile");
-    EXPECT(safetensors_finish(writer, NULL) == STATUS_ERROR);
+    EXPECT(safetensors_finish(writer, NULL, NULL) == STATUS_ERROR);
     EXPECT_CONTAINS(error_message(), "more data than the 8 bytes");
 }
 
@@ -299,7 +348,7 @@ static void test_a_disk_that_takes_no_more_is_told_with_the_file_and_the_reason(
     setrlimit(RLIMIT_FSIZE, &limit);
     enum status first = safetensors_write(writer, data, sizeof data);
     enum status second = safetensors_write(writer, data, sizeof data);
-    enum status last = safetensors_finish(writer, NULL);
+    enum status last = safetensors_finish(writer, NULL, NULL);
     setrlimit(RLIMIT_FSIZE, &before);
     EXPECT(first == STATUS_OK && second == STATUS_ERROR && last == STATUS_ERROR);
     EXPECT_CONTAINS(error_message(), path);
@@ -322,6 +371,7 @@ int main(void) {
     RUN(test_header_lengths_that_cannot_be_are_refused);
     RUN(test_what_is_no_file_is_refused);
     RUN(test_only_what_is_inside_a_tensor_can_be_read);
+    RUN(test_values_of_every_floating_point_type_are_converted);
     RUN(test_a_file_is_written_byte_by_byte_as_the_format_says);
     RUN(test_many_tensors_read_back_as_they_were_written);
     RUN(test_data_that_is_not_what_the_entries_say_is_an_error);
