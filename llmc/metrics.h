@@ -13,10 +13,10 @@ extern "C" {
 double flops_per_token(int64_t parameters, int layers, int channels, int seq_len);
 double flops_per_token_causal(int64_t parameters, int layers, int channels, int seq_len);
 
-/* GPUs by the name their driver gives, dense bf16 peaks. */
+/* GPUs by the name their driver gives, dense bf16 peaks (gpus.c). */
 struct gpu_info {
     const char *key;          /* what --gpu takes: "a100-80gb", "h100-sxm", "h200" */
-    const char *device_name;  /* part of the driver's name that tells it */
+    const char *device_name;  /* words that are all in the driver's name */
     double memory_gib;        /* what an allocator can have */
     double bf16_tflops;       /* dense, fp32 accumulation */
     const char *architecture; /* "sm_80", "sm_90a", ... */
@@ -24,7 +24,8 @@ struct gpu_info {
 const struct gpu_info *gpu_find_key(const char *key);            /* NULL: unknown */
 const struct gpu_info *gpu_find_device(const char *device_name); /* the longest match; NULL: unknown */
 const struct gpu_info *gpu_table(int *count);
-/* Unknown names: SMs x clock x dense bf16 FLOP per clock and SM of the compute capability. */
+/* TFLOP/s for unknown names: SMs x clock x dense bf16 FLOP per clock and SM of the compute capability; 0: a generation
+   without bf16, or not known. */
 double gpu_peak_from_clock(
     int compute_capability_major, int compute_capability_minor, int multiprocessors, double clock_ghz);
 
@@ -35,7 +36,7 @@ struct step_metrics {
     double milliseconds; /* of this step */
     double tokens_per_second;
     double tflops, tflops_causal;              /* per GPU */
-    double mfu;                                /* fraction of the peak; negative: peak unknown */
+    double mfu;                                /* of tflops, fraction of the peak; negative: peak unknown */
     uint64_t memory_bytes, memory_total_bytes; /* peak used, device; total 0: unknown */
     double eta_seconds;
     double data_wait_milliseconds;
@@ -44,26 +45,34 @@ struct step_metrics {
     int64_t tokens_seen, epoch;
 };
 
-/* Writes the progress line to stdout: redrawn in place on a terminal with a bar, plain lines otherwise; and every
-   step to log.jsonl. Only the first rank has one. */
+/* The step as a line of at most `columns` terminal columns, with a bar, less important figures left out where there is
+   no room; columns 0: all figures, no bar, widths that line up with other steps'. utf8: the bar may be drawn so. */
+void format_step(char *out, size_t size, const struct step_metrics *step, int columns, bool utf8);
+
+/* Shows the run on stdout and keeps it in log.jsonl. On a terminal the progress line stays at the bottom, redrawn in
+   place, and everything else scrolls above it; elsewhere there is a plain line every so many steps. The file has an
+   object a line, each with "type" ("step", "eval", "sample", "checkpoint", "note"), "step" and "time" (Unix seconds),
+   written at once. Only the first rank has one. Errors of the file (a full disk, too) are returned; its last line stays
+   whole. */
 struct metrics_log;
-/* path: of log.jsonl, appended to; NULL: none. print_every: plain lines only every so many steps. On resume, lines of
-   steps after `resume_step` are cut off first (-1: nothing is cut), so that a step stands once in the log. */
+/* path: of log.jsonl, appended to; NULL: none. print_every: steps between plain lines. On resume, lines from the first
+   of a step after `resume_step` on are cut off (-1: none), so that a step stands once in the log; and so is a last line
+   that a killed run left torn. */
 enum status metrics_log_open(
     struct metrics_log **out, const char *path, bool quiet, int print_every, int64_t resume_step);
-void metrics_log_close(struct metrics_log *log);
+void metrics_log_close(struct metrics_log *log); /* NULL is allowed */
 enum status metrics_log_step(struct metrics_log *log, const struct step_metrics *step);
 enum status metrics_log_eval(
     struct metrics_log *log, int64_t step, double loss, int64_t tokens, double seconds);
 enum status metrics_log_sample(struct metrics_log *log, int64_t step, const char *text, size_t bytes);
 enum status metrics_log_checkpoint(
     struct metrics_log *log, int64_t step, const char *path, double seconds, uint64_t bytes);
-/* A notice: printed above the progress line (unless quiet), and logged as {"type":"note"}. */
+/* A notice to the person at the terminal. */
 enum status metrics_log_note(struct metrics_log *log, int64_t step, const char *text);
-/* Any other one-line object the caller built. */
+/* Any other one-line object the caller built; to the file only. */
 enum status metrics_log_json(struct metrics_log *log, const char *json_line);
 
-/* "1.3B", "124M", "12.4k"; "1.21 GiB"; "2h03m", "41s". Into out. */
+/* "1.32B", "124M", "12.4k", "257"; "1.21 GiB"; "2d07h", "2h03m", "2m05s", "41s", "-" for no time. Into out. */
 void format_count(char *out, size_t size, double value);
 void format_bytes(char *out, size_t size, uint64_t bytes);
 void format_duration(char *out, size_t size, double seconds);

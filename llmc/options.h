@@ -1,5 +1,8 @@
-/* All options of the program: one table drives the command line, the config file, --help, validation and what a
-   checkpoint keeps. */
+/* All options of the program: one table (options.c) drives the command line, the config file, --help, validation
+   and what a checkpoint keeps.
+
+   A value comes from the last of: its default, the checkpoint that a run resumes, the config file, the command line.
+   Then the preset that --model names fills what is still 0 of the model's shape, micro-batch and learning rate. */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
 
@@ -9,90 +12,101 @@
 extern "C" {
 #endif
 
-/* Strings are owned by the struct. 0 in a field marked "0: ..." means what it says. */
+enum { OPTIONS_MAX = 80 };
+
+/* Strings are owned by the struct, never NULL. 0 in a field marked "0: ..." means what it says. */
 struct options {
     /* run */
     char *run_dir; /* --run-dir: "" = runs/<model>-<date>-<time> */
     bool resume; /* --resume: continue the newest valid checkpoint in --run-dir, or start if there is none */
     char *init_from; /* --init-from: checkpoint folder whose weights to start from; "" = random */
-    char *config;    /* --config */
+    char *config;    /* --config: the last one read */
     bool dry_run;    /* --dry-run: everything up to the first step, then stop */
     bool plan;       /* --plan: print the memory plan and stop */
     char *gpu;       /* --gpu: plan for this GPU; "" = the one that is there */
     bool quiet;      /* --quiet */
     int64_t seed;    /* --seed: initialisation, data order and samples */
-    /* model */
-    char *model;                                                    /* --model: a preset */
-    int64_t layers, channels, heads, kv_heads, seq_len, vocab_size; /* 0: the preset's */
+    /* model; after options_parse no field is 0 */
+    char *model;                     /* --model: a preset */
+    int64_t layers, channels, heads; /* 0: the preset's */
+    int64_t kv_heads;                /* 0: heads */
+    int64_t seq_len, vocab_size;     /* 0: the preset's */
     /* batch and length */
-    int64_t micro_batch; /* --micro-batch: sequences per rank and micro-step; 0: the preset's */
-    int64_t
-        global_batch; /* --global-batch: tokens per step over all ranks; 0: ranks * micro_batch * seq_len */
-    int64_t steps;    /* --steps; 0: from --epochs */
-    double epochs;    /* --epochs: passes over the training data, when --steps is 0 */
+    int64_t micro_batch;  /* sequences per rank and micro-step; 0: the preset's */
+    int64_t global_batch; /* tokens per step over all ranks; 0: ranks * micro_batch * seq_len */
+    int64_t steps;        /* 0: from epochs */
+    double epochs;        /* passes over the training data, when steps is 0 */
     /* optimizer */
-    double learning_rate; /* --learning-rate; 0: the preset's */
-    char *schedule;       /* --schedule: cosine linear constant wsd */
-    int64_t warmup_steps, decay_steps;
-    double final_learning_rate; /* --final-learning-rate: fraction of the peak at the end */
-    double beta1, beta2, epsilon, weight_decay, clip;
-    int64_t max_skipped; /* --max-skipped: stop after so many skipped steps in a row; 0: never */
+    double learning_rate;              /* the peak; 0: the preset's */
+    char *schedule;                    /* cosine linear constant wsd */
+    int64_t warmup_steps, decay_steps; /* -1: struct schedule's own */
+    double final_learning_rate;        /* fraction of the peak at the end */
+    double beta1, beta2, epsilon, weight_decay;
+    double clip;                               /* 0: none */
+    int64_t max_skipped;                       /* stop after so many skipped steps in a row; 0: never */
     double skip_loss_zscore, skip_norm_zscore; /* 0: off */
     /* data */
     char *train_data, *val_data; /* "synthetic" or a glob; val "" = none */
     bool shuffle;
-    char *tokenizer; /* --tokenizer: "bytes", "none" */
+    char *tokenizer; /* "bytes" or "none" ("auto" before the preset is known) */
     /* evaluation, samples, checkpoints */
-    int64_t eval_every, eval_batches; /* steps (0: off); micro-batches over all ranks (0: all) */
-    int64_t sample_every, sample_tokens;
+    int64_t eval_every;   /* steps; 0: off */
+    int64_t eval_batches; /* micro-batches over all ranks; 0: all of the validation data */
+    int64_t sample_every; /* steps; 0: off */
+    int64_t sample_tokens;
     char *sample_prompt;
     double sample_temperature;
-    int64_t checkpoint_every, keep,
-        keep_every;    /* steps; newest to keep (0: all); steps of those kept for good */
-    int64_t log_every; /* plain progress lines every so many steps */
+    int64_t checkpoint_every; /* steps; 0: off */
+    int64_t keep;             /* newest checkpoints to keep; 0: all */
+    int64_t keep_every;       /* steps of checkpoints kept for good; 0: none */
+    int64_t log_every;        /* plain progress lines every so many steps */
     /* device */
-    char *device;         /* --device: auto cpu cuda */
+    char *device;         /* auto cpu cuda */
     int64_t threads;      /* CPU threads a rank; 0: cores / ranks */
-    int64_t ranks;        /* --ranks */
-    int64_t zero;         /* --zero: 0 or 1; -1: 1 when there are several ranks */
+    int64_t ranks;        /* on this machine */
+    int64_t zero;         /* 0 or 1; -1: 1 when there are several ranks */
     char *recompute;      /* none gelu layernorm block */
-    char *grad_dtype;     /* --grad-dtype: fp32 bf16 (CUDA) */
-    char *attention;      /* --attention */
-    int64_t logits_mib;   /* --logits-mib: most memory a chunk of logits takes */
+    char *grad_dtype;     /* fp32 bf16 (CUDA) */
+    char *attention;      /* auto standard fa1 fa2 fa3 */
+    int64_t logits_mib;   /* most memory that a chunk of logits takes */
     double peak_tflops;   /* 0: from the table */
     double comm_timeout;  /* seconds */
-    int64_t max_restarts; /* --max-restarts */
+    int64_t max_restarts; /* of a run whose rank died */
     bool help;
+
+    bool given[OPTIONS_MAX]; /* set by the user; see options_given */
 };
 
-/* Defaults, then for each source in turn: options_parse. Later sources win. */
+/* The defaults. options_free afterwards, whatever fails. */
 enum status options_init(struct options *options);
 void options_free(struct options *options);
-/* The command line: --config files are read first, then the rest of the line over them, then the preset fills every
-   field the user left at 0. `stored` (may be NULL): a checkpoint's options, taken under the config file. Unknown options
-   name the nearest one. --help sets options->help. */
+/* Of initialised options: the command line (argv[0] is skipped) over the --config files in it over `stored` (a
+   checkpoint's options; may be NULL) over the defaults, whatever *options held before; then the preset. An unknown option
+   is answered with the nearest name. --help or -h anywhere sets options->help and nothing else. */
 enum status options_parse(
     struct options *options, int argc, const char *const *argv, const struct json *stored);
-/* `key = value` lines, # comments; `name` for messages ("file:line: ..."). Exposed for the fuzzer. */
+/* `key = value` lines, # comments; `name` for messages ("name:line: ..."). Part of options_parse; exposed for tests. */
 enum status options_parse_config(struct options *options, const char *text, size_t bytes, const char *name);
-/* Every value in its range, choices known, relations that need no file: heads divide channels, kv_heads divide heads,
-   global batch a multiple of ranks * micro_batch * seq_len, ... The message names the option and the remedy. */
+/* Of parsed options: every value in its range and the relations that need no file: heads divide channels, kv_heads
+   divide heads, the global batch is a multiple of ranks * micro_batch * seq_len, ... One line names option and remedy.
+   options->ranks must be the run's, also where the environment decides it. */
 enum status options_check(const struct options *options);
-/* Did the user set it (command line or config file)? By the long name without dashes: "seq-len". */
+/* Did the user set it, on the command line or in a config file? By the long name without dashes: "seq-len". */
 bool options_given(const struct options *options, const char *name);
-/* All options that a checkpoint keeps, as members of the writer's open object; read back by options_parse's stored. */
+/* What a checkpoint keeps, as members of the writer's open object; options_parse's `stored` reads it back. */
 void options_write_json(const struct options *options, struct json_writer *w);
 void options_print_help(FILE *out);
 
-/* Presets: name, layers, channels, heads, seq_len, vocab_size, learning rate, micro-batch. */
+/* Models by name (presets.c). */
 struct preset {
     const char *name;
-    int layers, channels, heads, kv_heads, seq_len, vocab_size, micro_batch;
-    double learning_rate;
-    const char *note; /* for --help */
+    int layers, channels, heads, seq_len, vocab_size;
+    int micro_batch;      /* what fits into 80 GB */
+    double learning_rate; /* peak */
 };
 const struct preset *preset_find(const char *name); /* NULL: unknown */
 const struct preset *preset_table(int *count);
+int64_t preset_parameters(const struct preset *preset); /* without vocabulary padding */
 
 #ifdef __cplusplus
 }

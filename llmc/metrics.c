@@ -1,0 +1,538 @@
+/* FLOPs, figures as people read them, the progress line and log.jsonl.
+
+   The progress line is a list of figures in the order of reading, each with a rank of importance; the least important
+   go until the rest fits into the terminal, and a bar takes the room that is left. */
+#include "metrics.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+double flops_per_token(int64_t parameters, int layers, int channels, int seq_len) {
+    return 6.0 * (double)parameters + 12.0 * layers * channels * seq_len;
+}
+
+double flops_per_token_causal(int64_t parameters, int layers, int channels, int seq_len) {
+    return 6.0 * (double)parameters + 6.0 * layers * channels * seq_len;
+}
+
+/* ---- figures ---- */
+
+/* Three significant digits: "0.123", "1.23", "12.3", "123". */
+static void format_three_digits(char *out, size_t size, double value) {
+    int decimals = value < 0.9995 ? 3 : value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
+    snprintf(out, size, "%.*f", decimals, value);
+}
+
+/* In the largest of the units whose step is `step` that leaves at least 1. */
+static void format_scaled(
+    char *out, size_t size, double value, double step, const char *const *units, int count) {
+    int unit = 0;
+    while (unit < count - 1 && value >= step - 0.5) { /* 999.5 and up would round to 1000 */
+        value /= step;
+        unit++;
+    }
+    char digits[32];
+    if (unit == 0 && value == floor(value)) {
+        snprintf(digits, sizeof digits, "%.0f", value);
+    } else {
+        format_three_digits(digits, sizeof digits, value);
+    }
+    snprintf(out, size, "%s%s", digits, units[unit]);
+}
+
+void format_count(char *out, size_t size, double value) {
+    static const char *const units[] = {"", "k", "M", "B", "T"};
+    format_scaled(out, size, value, 1000, units, 5);
+}
+
+void format_bytes(char *out, size_t size, uint64_t bytes) {
+    static const char *const units[] = {" B", " KiB", " MiB", " GiB", " TiB"};
+    format_scaled(out, size, (double)bytes, 1024, units, 5);
+}
+
+void format_duration(char *out, size_t size, double seconds) {
+    if (!(seconds >= 0 && seconds < 1e9)) { /* none, or 30 years and more */
+        snprintf(out, size, "-");
+        return;
+    }
+    long long s = llround(seconds);
+    if (s < 60) {
+        snprintf(out, size, "%llds", s);
+    } else if (s < 3600) {
+        snprintf(out, size, "%lldm%02llds", s / 60, s % 60);
+    } else if (s < 86400) {
+        snprintf(out, size, "%lldh%02lldm", s / 3600, s / 60 % 60);
+    } else {
+        snprintf(out, size, "%lldd%02lldh", s / 86400, s / 3600 % 24);
+    }
+}
+
+/* ---- the progress line ---- */
+
+enum { FIGURES = 10, FIGURE_BYTES = 80, BAR_LEAST = 8, BAR_MOST = 30 };
+
+struct figure {
+    int importance; /* 0 stays always */
+    char text[FIGURE_BYTES];
+};
+
+/* In the order of reading; importance says what a narrow terminal shows. */
+static void make_figures(struct figure figures[FIGURES], const struct step_metrics *step) {
+    char value[32], total[32], steps[32];
+    int steps_width = snprintf(steps, sizeof steps, "%lld", (long long)step->total_steps);
+    struct figure *f = figures;
+#define FIGURE(importance_, ...)                                                                             \
+    do {                                                                                                     \
+        f->importance = (importance_);                                                                       \
+        snprintf((f++)->text, FIGURE_BYTES, __VA_ARGS__);                                                    \
+    } while (0)
+    FIGURE(0, "step %*lld/%s", steps_width, (long long)step->step, steps);
+    FIGURE(1, "loss %7.4f", step->loss);
+    FIGURE(5, "norm %6.3f", step->norm);
+    FIGURE(6, "lr %.2e", step->learning_rate);
+    format_three_digits(value, sizeof value, step->milliseconds);
+    FIGURE(7, "%5s ms", value);
+    format_count(value, sizeof value, step->tokens_per_second);
+    FIGURE(3, "%5s tok/s", value);
+    format_three_digits(value, sizeof value, step->tflops);
+    FIGURE(8, "%5s TFLOP/s", value);
+    if (step->mfu >= 0) {
+        FIGURE(4, "MFU %4.1f%%", 100 * step->mfu);
+    } else {
+        FIGURE(9, "MFU -");
+    }
+    format_bytes(value, sizeof value, step->memory_bytes);
+    format_bytes(total, sizeof total, step->memory_total_bytes);
+    if (step->memory_total_bytes > 0) {
+        FIGURE(9, "mem %s of %s", value, total);
+    } else {
+        FIGURE(9, "mem %s", value);
+    }
+    format_duration(value, sizeof value, step->eta_seconds);
+    FIGURE(2, "ETA %6s", value);
+#undef FIGURE
+}
+
+/* `columns` cells, the done part first. */
+static void format_bar(char *out, size_t size, int columns, double done, bool utf8) {
+    const char *full = utf8 ? "\u2501" : "=", *rest = utf8 ? "\u2500" : "-";
+    int cells = (int)(done * columns);
+    size_t bytes = 0;
+    for (int i = 0; i < columns && bytes + 4 < size; i++) {
+        bytes += (size_t)snprintf(out + bytes, size - bytes, "%s", i < cells ? full : rest);
+    }
+}
+
+void format_step(char *out, size_t size, const struct step_metrics *step, int columns, bool utf8) {
+    struct figure figures[FIGURES];
+    make_figures(figures, step);
+    int width, least_important = 9;
+    for (;; least_important--) {
+        width = -2; /* two spaces between figures */
+        for (int i = 0; i < FIGURES; i++) {
+            if (figures[i].importance <= least_important) {
+                width += 2 + (int)strlen(figures[i].text);
+            }
+        }
+        /* a short bar is worth more than the norm and what is less important than that */
+        int wanted = width + (least_important > 4 ? 2 + BAR_LEAST : 0);
+        if (columns == 0 || wanted <= columns || least_important == 0) {
+            break;
+        }
+    }
+    char bar[4 * BAR_MOST + 1] = "";
+    int room = (int)min_i64(columns - width - 2, BAR_MOST);
+    if (columns > 0 && room >= BAR_LEAST && step->total_steps > 0) {
+        format_bar(bar, sizeof bar, room, (double)step->step / (double)step->total_steps, utf8);
+    }
+    size_t bytes = 0;
+    for (int i = 0; i < FIGURES && bytes < size; i++) {
+        if (figures[i].importance <= least_important) {
+            bytes += (size_t)snprintf(out + bytes, size - bytes, "%s%s", i == 0 ? "" : "  ", figures[i].text);
+        }
+        if (i == 0 && bar[0] != '\0' && bytes < size) {
+            bytes += (size_t)snprintf(out + bytes, size - bytes, "  %s", bar);
+        }
+    }
+    if (columns > 0 && width > columns && (size_t)columns < size) {
+        out[columns] = '\0'; /* not even the most important fits */
+    }
+}
+
+/* ---- the terminal ---- */
+
+struct metrics_log {
+    char *path; /* of log.jsonl */
+    int file;   /* -1: none */
+    int print_every;
+    bool quiet, terminal, utf8;
+    bool any_step;        /* since it was opened */
+    double drawn_seconds; /* when the progress line was drawn last */
+    char progress[1024];  /* what stands at the bottom of the terminal; "" nothing */
+};
+
+static bool locale_is_utf8(void) {
+    static const char *const names[] = {"LC_ALL", "LC_CTYPE", "LANG"}; /* the first that is set decides */
+    for (int i = 0; i < 3; i++) {
+        const char *value = getenv(names[i]);
+        if (value != NULL && value[0] != '\0') {
+            return strcasestr(value, "utf-8") != NULL || strcasestr(value, "utf8") != NULL;
+        }
+    }
+    return false;
+}
+
+static bool stdout_is_terminal(void) {
+    const char *term = getenv("TERM");
+    return isatty(STDOUT_FILENO) && term != NULL && strcmp(term, "dumb") != 0;
+}
+
+static int terminal_columns(void) {
+    struct winsize size;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+        return size.ws_col;
+    }
+    const char *columns = getenv("COLUMNS");
+    int value = columns == NULL ? 0 : atoi(columns);
+    return value > 0 ? value : 80;
+}
+
+#define CLEAR_LINE "\r\033[K"
+
+/* A line of its own, above the progress line if there is one. */
+static void print_line(struct metrics_log *log, const char *text) {
+    if (log->quiet) {
+        return;
+    }
+    if (log->progress[0] != '\0') {
+        fputs(CLEAR_LINE, stdout);
+    }
+    log_line("%s", text);
+    fputs(log->progress, stdout);
+    fflush(stdout);
+}
+
+static void draw_progress(struct metrics_log *log, const struct step_metrics *step) {
+    double now = time_seconds();
+    bool last = step->step == step->total_steps;
+    if (log->any_step && !last && now - log->drawn_seconds < 0.05) {
+        return; /* tiny models step faster than people and remote terminals read */
+    }
+    log->drawn_seconds = now;
+    /* the last column stays free: some terminals wrap when it is written */
+    format_step(
+        log->progress, sizeof log->progress, step, (int)max_i64(terminal_columns() - 1, 1), log->utf8);
+    fputs(CLEAR_LINE, stdout);
+    fputs(log->progress, stdout);
+    fflush(stdout);
+}
+
+static void show_step(struct metrics_log *log, const struct step_metrics *step) {
+    char line[1024];
+    if (step->skipped) {
+        snprintf(line, sizeof line, "step %lld skipped: %s (loss %.4f, norm %.3f)", (long long)step->step,
+            step->skip_reason != NULL ? step->skip_reason : "no reason given", step->loss, step->norm);
+        print_line(log, line);
+    }
+    if (log->terminal) {
+        draw_progress(log, step);
+    } else if (!log->any_step || step->step % log->print_every == 0 || step->step == step->total_steps) {
+        format_step(line, sizeof line, step, 0, false);
+        print_line(log, line);
+    }
+    log->any_step = true;
+}
+
+/* Bytes of the UTF-8 character at text, 0 if it is none or a control character: a model may write anything, and a
+   terminal obeys what it is sent. */
+static size_t printable_bytes(const unsigned char *text, size_t bytes) {
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; /* of a character of so many bytes */
+    unsigned char first = text[0];
+    if (first < 0x80) {
+        return first >= 0x20 && first != 0x7f ? 1 : 0;
+    }
+    size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+    if (first < 0xc0 || first >= 0xf8 || length > bytes) {
+        return 0;
+    }
+    uint32_t code = first & (0x7fu >> length);
+    for (size_t i = 1; i < length; i++) {
+        if ((text[i] & 0xc0) != 0x80) {
+            return 0;
+        }
+        code = code << 6 | (text[i] & 0x3fu);
+    }
+    bool valid = code >= least[length] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
+    return valid && code >= 0xa0 ? length : 0;
+}
+
+/* The text in lines with a margin; what can't be printed becomes a question mark, a tab a space. */
+static enum status print_sample(struct metrics_log *log, int64_t step, const char *text, size_t bytes) {
+    static const char margin[] = "    | ";
+    char title[64], *line;
+    snprintf(title, sizeof title, "step %lld  sample:", (long long)step);
+    print_line(log, title);
+    CHECK(ALLOCATE(line, sizeof margin + bytes));
+    for (size_t at = 0; at < bytes; at++) { /* one line; past its newline */
+        size_t length = strlen(strcpy(line, margin));
+        while (at < bytes && text[at] != '\n') {
+            size_t printable = printable_bytes((const unsigned char *)text + at, bytes - at);
+            size_t taken = printable > 0 ? printable : 1;
+            memcpy(line + length, printable > 0 ? text + at : text[at] == '\t' ? " " : "?", taken);
+            length += taken;
+            at += taken;
+        }
+        line[length] = '\0';
+        print_line(log, line);
+    }
+    free(line);
+    return STATUS_OK;
+}
+
+/* ---- log.jsonl ---- */
+
+/* The "step" of a line of the log; -1: it has none. */
+static int64_t line_step(const char *line, size_t bytes) {
+    struct json *event;
+    if (json_parse(&event, line, bytes, "log.jsonl") != STATUS_OK) {
+        return -1;
+    }
+    const struct json *step = json_get(event, "step");
+    int64_t value = step != NULL && step->is_integer ? step->integer : -1;
+    json_free(event);
+    return value;
+}
+
+/* How much of the log stays: whole lines before the first of a step after `resume_step`. Steps never go down in the file
+   (every resume cuts it), so the search goes from the end to the first line that stays. */
+static size_t bytes_to_keep(const char *text, size_t bytes, int64_t resume_step) {
+    const char *newline = memrchr(text, '\n', bytes);
+    size_t keep = newline == NULL ? 0 : (size_t)(newline - text) + 1;
+    for (size_t end = keep; end > 0 && resume_step >= 0;) {
+        newline = memrchr(text, '\n', end - 1);
+        size_t begin = newline == NULL ? 0 : (size_t)(newline - text) + 1;
+        int64_t step = line_step(text + begin, end - 1 - begin);
+        if (step > resume_step) {
+            keep = begin;
+        } else if (step >= 0) {
+            break;
+        }
+        end = begin;
+    }
+    return keep;
+}
+
+static enum status cut_log(const struct metrics_log *log, int64_t resume_step) {
+    struct stat info;
+    if (fstat(log->file, &info) != 0) {
+        return fail("%s: %s", log->path, strerror(errno));
+    }
+    size_t bytes = S_ISREG(info.st_mode) ? (size_t)info.st_size : 0;
+    if (bytes == 0) {
+        return STATUS_OK;
+    }
+    char *text = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, log->file, 0);
+    if (text == MAP_FAILED) {
+        return fail("%s: can't be read: %s", log->path, strerror(errno));
+    }
+    size_t keep = bytes_to_keep(text, bytes, resume_step);
+    munmap(text, bytes);
+    if (keep < bytes && ftruncate(log->file, (off_t)keep) != 0) {
+        return fail("%s: can't be cut at step %lld: %s", log->path, (long long)resume_step, strerror(errno));
+    }
+    return STATUS_OK;
+}
+
+/* On failure nothing of the line stays. */
+static enum status append_line(const struct metrics_log *log, const char *text, size_t bytes) {
+    if (log->file < 0) {
+        return STATUS_OK;
+    }
+    char *line;
+    CHECK(ALLOCATE(line, bytes + 1));
+    memcpy(line, text, bytes);
+    line[bytes++] = '\n';
+    enum status status = STATUS_OK;
+    off_t start = lseek(log->file, 0, SEEK_END);
+    for (size_t done = 0; done < bytes && status == STATUS_OK;) {
+        ssize_t written = write(log->file, line + done, bytes - done);
+        if (written >= 0) {
+            done += (size_t)written;
+        } else if (errno != EINTR) {
+            status = fail("%s: can't be written: %s; make room and resume", log->path, strerror(errno));
+            if (ftruncate(log->file, start) != 0) {
+                status = fail("%s, and its last line is torn: %s", error_message(), strerror(errno));
+            }
+        }
+    }
+    free(line);
+    return status;
+}
+
+static void begin_event(struct json_writer *w, const char *type, int64_t step) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    json_writer_init(w, false);
+    json_begin_object(w);
+    json_key(w, "type");
+    json_string(w, type);
+    json_key(w, "step");
+    json_integer(w, step);
+    json_key(w, "time");
+    json_number(w, (double)now.tv_sec + (double)(now.tv_nsec / 1000000) * 1e-3);
+}
+
+static void write_number(struct json_writer *w, const char *key, double value) {
+    json_key(w, key);
+    json_number(w, value);
+}
+
+static void write_integer(struct json_writer *w, const char *key, int64_t value) {
+    json_key(w, key);
+    json_integer(w, value);
+}
+
+static enum status end_event(struct json_writer *w, const struct metrics_log *log) {
+    char *text;
+    size_t bytes;
+    json_end_object(w);
+    CHECK(json_writer_finish(w, &text, &bytes));
+    enum status status = append_line(log, text, bytes);
+    free(text);
+    return status;
+}
+
+/* ---- the log as a whole ---- */
+
+enum status metrics_log_open(
+    struct metrics_log **out, const char *path, bool quiet, int print_every, int64_t resume_step) {
+    *out = NULL;
+    struct metrics_log *log;
+    CHECK(ALLOCATE(log, 1));
+    log->file = -1;
+    log->print_every = (int)max_i64(print_every, 1);
+    log->quiet = quiet || !log_enabled();
+    log->terminal = stdout_is_terminal();
+    log->utf8 = locale_is_utf8();
+    enum status status = STATUS_OK;
+    if (path != NULL) {
+        log->path = string_copy(path);
+        log->file = log->path == NULL ? -1 : open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+        status = log->path == NULL ? STATUS_OUT_OF_MEMORY
+                 : log->file < 0   ? fail("%s: can't be opened for writing: %s", path, strerror(errno))
+                                   : cut_log(log, resume_step);
+    }
+    if (status != STATUS_OK) {
+        metrics_log_close(log);
+        return status;
+    }
+    *out = log;
+    return STATUS_OK;
+}
+
+void metrics_log_close(struct metrics_log *log) {
+    if (log == NULL) {
+        return;
+    }
+    if (log->progress[0] != '\0') {
+        fputc('\n', stdout); /* the last state of the progress line stays */
+        fflush(stdout);
+    }
+    if (log->file >= 0) {
+        close(log->file);
+    }
+    free(log->path);
+    free(log);
+}
+
+enum status metrics_log_step(struct metrics_log *log, const struct step_metrics *step) {
+    if (!log->quiet) {
+        show_step(log, step);
+    }
+    struct json_writer w;
+    begin_event(&w, "step", step->step);
+    write_integer(&w, "total_steps", step->total_steps);
+    write_number(&w, "loss", step->loss);
+    write_number(&w, "norm", step->norm);
+    write_number(&w, "learning_rate", step->learning_rate);
+    write_number(&w, "ms", step->milliseconds);
+    write_number(&w, "data_wait_ms", step->data_wait_milliseconds);
+    write_number(&w, "tokens_per_second", step->tokens_per_second);
+    write_number(&w, "tflops", step->tflops);
+    write_number(&w, "tflops_causal", step->tflops_causal);
+    bool known = step->mfu >= 0;
+    write_number(&w, "mfu", known ? step->mfu : NAN); /* NaN: null */
+    write_number(&w, "mfu_causal", known ? step->mfu * step->tflops_causal / step->tflops : NAN);
+    write_integer(&w, "memory_bytes", (int64_t)step->memory_bytes);
+    write_integer(&w, "memory_total_bytes", (int64_t)step->memory_total_bytes);
+    write_number(&w, "eta_seconds", step->eta_seconds);
+    write_integer(&w, "tokens_seen", step->tokens_seen);
+    write_integer(&w, "epoch", step->epoch);
+    json_key(&w, "skipped");
+    json_bool(&w, step->skipped);
+    if (step->skipped && step->skip_reason != NULL) {
+        json_key(&w, "skip_reason");
+        json_string(&w, step->skip_reason);
+    }
+    return end_event(&w, log);
+}
+
+enum status metrics_log_eval(
+    struct metrics_log *log, int64_t step, double loss, int64_t tokens, double seconds) {
+    char line[200], count[32];
+    format_count(count, sizeof count, (double)tokens);
+    snprintf(line, sizeof line, "step %lld  validation loss %.4f, perplexity %.2f (%s tokens in %.1f s)",
+        (long long)step, loss, exp(loss), count, seconds);
+    print_line(log, line);
+    struct json_writer w;
+    begin_event(&w, "eval", step);
+    write_number(&w, "loss", loss);
+    write_integer(&w, "tokens", tokens);
+    write_number(&w, "seconds", seconds);
+    return end_event(&w, log);
+}
+
+enum status metrics_log_sample(struct metrics_log *log, int64_t step, const char *text, size_t bytes) {
+    CHECK(print_sample(log, step, text, bytes));
+    struct json_writer w;
+    begin_event(&w, "sample", step);
+    json_key(&w, "text");
+    json_string_bytes(&w, text, bytes);
+    return end_event(&w, log);
+}
+
+enum status metrics_log_checkpoint(
+    struct metrics_log *log, int64_t step, const char *path, double seconds, uint64_t bytes) {
+    char line[4200], size[32];
+    format_bytes(size, sizeof size, bytes);
+    snprintf(
+        line, sizeof line, "step %lld  checkpoint %s (%s in %.1f s)", (long long)step, path, size, seconds);
+    print_line(log, line);
+    struct json_writer w;
+    begin_event(&w, "checkpoint", step);
+    json_key(&w, "path");
+    json_string(&w, path);
+    write_number(&w, "seconds", seconds);
+    write_integer(&w, "bytes", (int64_t)bytes);
+    return end_event(&w, log);
+}
+
+enum status metrics_log_note(struct metrics_log *log, int64_t step, const char *text) {
+    print_line(log, text);
+    struct json_writer w;
+    begin_event(&w, "note", step);
+    json_key(&w, "text");
+    json_string(&w, text);
+    return end_event(&w, log);
+}
+
+enum status metrics_log_json(struct metrics_log *log, const char *json_line) {
+    return append_line(log, json_line, strlen(json_line));
+}
