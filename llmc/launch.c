@@ -189,7 +189,19 @@ static void report_loss(struct comm_loss loss, int ending) {
     }
 }
 
-/* Takes note of every rank that has ended. The first that ended badly starts the others' grace. */
+/* The run has failed: says so, and starts the grace of the ranks that still run. One that hangs needs none. */
+static void begin_end(struct supervisor *s, int rank, int ending) {
+    struct comm_loss died = {COMM_LOSS_DIED, rank, 0};
+    comm_shared_memory_mark_lost(s->memory, died);
+    struct comm_loss loss = comm_shared_memory_loss(s->memory);
+    report_loss(loss, ending);
+    if (loss.kind == COMM_LOSS_LATE && s->process[loss.rank] != 0) {
+        kill(s->process[loss.rank], SIGKILL);
+    }
+    s->failed = true;
+    s->kill_time = time_seconds() + s->grace_seconds;
+}
+
 static void reap_ranks(struct supervisor *s) {
     for (int rank = 0; rank < s->ranks; rank++) {
         int ending;
@@ -200,11 +212,7 @@ static void reap_ranks(struct supervisor *s) {
         s->ending[rank] = ending;
         s->running--;
         if (ending != 0 && !s->failed) {
-            struct comm_loss died = {COMM_LOSS_DIED, rank, 0};
-            comm_shared_memory_mark_lost(s->memory, died);
-            report_loss(comm_shared_memory_loss(s->memory), ending);
-            s->failed = true;
-            s->kill_time = time_seconds() + s->grace_seconds;
+            begin_end(s, rank, ending);
         }
     }
 }

@@ -28,8 +28,8 @@ typedef int (*launch_main)(const struct launch_rank *rank, void *context);
 /* Runs main_function on `ranks` ranks of this machine (1: in this process) and returns the exit code of the run: 0 if
    all ranks returned 0; else that of the first to fail, 128 + the signal's number if one killed it,
    STATUS_PEER_LOST if it did not arrive in time. A rank that fails ends the others: within grace_seconds by notice
-   through the shared memory, then by SIGKILL. If the supervisor itself dies its ranks die too. Call it before the
-   process has threads. */
+   through the shared memory, then by SIGKILL (at once the one that did not arrive). If the supervisor itself dies its
+   ranks die too. Call it before the process has threads. */
 int launch_local(
     int ranks, size_t window_bytes, double grace_seconds, launch_main main_function, void *context);
 

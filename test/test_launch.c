@@ -290,7 +290,7 @@ static void a_rank_that_does_not_heed_the_notice_is_killed_after_the_grace(void)
 
 static void a_stopped_rank_ends_the_run_after_the_timeout(void) {
     struct run run;
-    run_start_with_timeout(&run, 4, 0.2, work, FAULT_NONE, 1);
+    run_start_with_timeout(&run, 4, 30, work, FAULT_NONE, 1);
     wait_for_ranks(&run, 4);
     kill(run.board->process[3], SIGSTOP);
     run_wait(&run);
