@@ -13,13 +13,12 @@
 /* ---- a folder for the test's files ---- */
 
 static char folder[PATH_MAX];
+static char all_shards[PATH_MAX + 8]; /* the folder's glob */
 
 static const char *in_folder(const char *name) {
-    static char paths[4][PATH_MAX + 64]; /* a few results live at once */
-    static int next;
-    next = (next + 1) % 4;
-    snprintf(paths[next], sizeof paths[next], "%s/%s", folder, name);
-    return paths[next];
+    static char path[PATH_MAX + 64]; /* until the next call */
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return path;
 }
 
 static void make_folder(void) {
@@ -29,6 +28,7 @@ static void make_folder(void) {
         perror(folder);
         exit(1);
     }
+    snprintf(all_shards, sizeof all_shards, "%s/*.bin", folder);
 }
 
 static void empty_folder(void) {
@@ -36,14 +36,17 @@ static void empty_folder(void) {
     EXPECT(make_directories(folder) == STATUS_OK);
 }
 
-/* `count` tokens first, first + 1, ... */
+/* `count` tokens first, first + 1, ...; by hand, because shard_write waits for the disk */
 static void write_counting_shard(const char *name, int first, int count) {
-    uint16_t *tokens = malloc(((size_t)count + 1) * sizeof *tokens);
+    size_t bytes = SHARD_HEADER_BYTES + 2 * (size_t)count;
+    uint8_t *data = calloc(bytes, 1);
+    memcpy(data, (int32_t[]){SHARD_MAGIC, SHARD_VERSION, count}, 12);
     for (int i = 0; i < count; i++) {
-        tokens[i] = (uint16_t)(first + i);
+        uint16_t token = (uint16_t)(first + i);
+        memcpy(data + SHARD_HEADER_BYTES + 2 * i, &token, 2);
     }
-    EXPECT(shard_write(in_folder(name), tokens, count) == STATUS_OK);
-    free(tokens);
+    EXPECT(file_write_all(in_folder(name), data, bytes) == STATUS_OK);
+    free(data);
 }
 
 static void write_raw(const char *name, int32_t magic, int32_t version, int32_t count, size_t body_bytes) {
@@ -53,7 +56,7 @@ static void write_raw(const char *name, int32_t magic, int32_t version, int32_t 
 }
 
 static struct dataloader_options default_options(int seq_len, int micro_batch) {
-    return (struct dataloader_options){.pattern = in_folder("*.bin"),
+    return (struct dataloader_options){.pattern = all_shards,
         .option = "--train-data",
         .seq_len = seq_len,
         .micro_batch = micro_batch,
@@ -97,15 +100,15 @@ static void test_a_shard_is_1024_header_bytes_then_16_bit_tokens(void) {
 }
 
 static void test_a_shard_written_in_pieces_equals_one_written_at_once(void) {
-    write_counting_shard("whole.bin", 7, 1000);
+    uint16_t tokens[1000];
+    for (int i = 0; i < 1000; i++) {
+        tokens[i] = (uint16_t)(7 * i);
+    }
+    EXPECT(shard_write(in_folder("whole.bin"), tokens, 1000) == STATUS_OK);
     struct shard_writer *writer;
     EXPECT(shard_create(&writer, in_folder("pieces.bin")) == STATUS_OK);
     for (int i = 0; i < 1000; i += 8) {
-        uint16_t piece[8];
-        for (int j = 0; j < 8; j++) {
-            piece[j] = (uint16_t)(7 + i + j);
-        }
-        EXPECT(shard_append(writer, piece, 8) == STATUS_OK);
+        EXPECT(shard_append(writer, tokens + i, 8) == STATUS_OK);
     }
     EXPECT(shard_finish(writer) == STATUS_OK);
     uint8_t *whole, *pieces;
