@@ -59,7 +59,7 @@ static void consider(struct nearest *nearest, const char *word, const char *cand
 /* `where` leads a message: "--" on the command line, "file:line: " in a config file. */
 static enum status fail_unknown(
     const char *where, const char *what, const char *word, const struct nearest *nearest) {
-    if (nearest->distance > 1 + (int)strlen(word) / 3) {
+    if (nearest->distance > 1 + (int)strnlen(word, NAME_MAX_BYTES) / 3) {
         return fail("%s%.60s: no such %s; --help lists them", where, word, what);
     }
     return fail("%s%.60s: no such %s; did you mean %s%s? --help lists them", where, word, what,

@@ -22,9 +22,10 @@ static void print_wrapped(FILE *out, const char *text) {
         while (line > 0 && text[line] != ' ') {
             line--;
         }
-        if (bracket < line) { /* the default is not torn */
+        if (bracket > 0 && bracket < line) { /* the default is not torn */
             line = bracket - 1;
         }
+        line = line == 0 ? width : line; /* one long word */
         fprintf(out, "%.*s\n%*s", (int)line, text, HELP_INDENT, "");
         text += line + (text[line] == ' ');
     }
@@ -35,7 +36,7 @@ static void print_option(FILE *out, const struct option *row) {
     char left[80], text[500], standard[80] = "";
     snprintf(left, sizeof left, "--%s %s", row->name, row->unit != NULL ? row->unit : "");
     if (row->type == SWITCH) {
-        snprintf(standard, sizeof standard, " [%s]", row->standard != 0 ? "on" : "off");
+        snprintf(standard, sizeof standard, "%s", row->standard != 0 ? " [on]" : "");
     } else if (row->type == CHOICE) {
         snprintf(standard, sizeof standard, " (%s) [%s]", row->choices, row->text);
     } else if (row->shown != NULL) {
