@@ -1,0 +1,157 @@
+/* Softmax cross-entropy, from logits to losses and their gradient in place.
+
+   One block a row. The row comes from memory once, into shared memory (100 KB for GPT-2's vocabulary, so that two
+   blocks fit a Hopper multiprocessor and one computes while the other loads); maximum, sum of exponentials and
+   gradient are three passes over that copy; each thread sees only the elements that it loaded itself. A row too long
+   for shared memory is read from where it is in each pass. Bytes moved: each logit read and written once. */
+#include "cuda.cuh"
+
+#include <math_constants.h>
+
+enum { THREADS = 512, WARPS = THREADS / 32, AHEAD = 4 };
+
+/* The whole block gets the result; `shared` must not be written again before the block's next barrier. */
+template <typename Reduce> __device__ inline float block_reduce(float value, float *shared, Reduce reduce) {
+    for (int offset = 16; offset > 0; offset /= 2) {
+        value = reduce(value, __shfl_xor_sync(0xFFFFFFFFu, value, offset));
+    }
+    if (threadIdx.x % 32 == 0) {
+        shared[threadIdx.x / 32] = value;
+    }
+    __syncthreads();
+    value = shared[0];
+    for (int w = 1; w < WARPS; w++) {
+        value = reduce(value, shared[w]);
+    }
+    return value;
+}
+
+struct classifier_arguments {
+    bf16 *logits;
+    float *losses;
+    const int32_t *targets;
+    int vocab_size, padded_vocab;
+    float d_loss;
+    bool write_gradient;
+};
+
+/* Eight logits; those of padding columns become -infinity. */
+__device__ inline uint4 mask_padding(uint4 bits, int column, int vocab_size) {
+    if (column + 8 > vocab_size) {
+        float x[8];
+        unpack8(x, bits);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            x[i] = column + i < vocab_size ? x[i] : -CUDART_INF_F;
+        }
+        bits = pack8(x);
+    }
+    return bits;
+}
+
+__device__ inline __nv_bfloat162 largest_pair(__nv_bfloat162 largest, uint4 bits) {
+    const __nv_bfloat162 *pair = reinterpret_cast<const __nv_bfloat162 *>(&bits);
+    return __hmax2(largest, __hmax2(__hmax2(pair[0], pair[1]), __hmax2(pair[2], pair[3])));
+}
+
+template <bool COPY> __global__ void __launch_bounds__(THREADS, 2) classifier_kernel(classifier_arguments a) {
+    extern __shared__ uint4 copy[];
+    __shared__ float shared[2][WARPS];
+    const float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
+    int64_t row = blockIdx.x;
+    bf16 *logits = a.logits + row * a.padded_vocab;
+    int vectors = a.padded_vocab / 8;
+    int32_t target = a.targets[row];
+    if (target < 0) {
+        for (int v = threadIdx.x; a.write_gradient && v < vectors; v += THREADS) {
+            store16(logits + 8 * v, make_uint4(0, 0, 0, 0));
+        }
+        if (threadIdx.x == 0) {
+            a.losses[row] = 0.0f;
+        }
+        return;
+    }
+    float target_logit = __bfloat162float(logits[target]);
+
+    __nv_bfloat162 pair = __float2bfloat162_rn(-CUDART_INF_F);
+    for (int first = threadIdx.x; first < vectors; first += AHEAD * THREADS) {
+        uint4 loaded[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            int v = first + j * THREADS;
+            if (v < vectors) {
+                loaded[j] = load16(logits + 8 * v);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            int v = first + j * THREADS;
+            if (v < vectors) {
+                uint4 bits = mask_padding(loaded[j], 8 * v, a.vocab_size);
+                pair = largest_pair(pair, bits);
+                if (COPY) {
+                    copy[v] = bits;
+                }
+            }
+        }
+    }
+    float largest = fmaxf(__low2float(pair), __high2float(pair));
+    largest = block_reduce(largest, shared[0], [](float x, float y) { return fmaxf(x, y); });
+
+    /* exp(x - largest) = 2^(x log2(e) - shift); the rounding of the shift cancels in loss and gradient */
+    float shift = largest * log2_e, sum = 0.0f;
+    for (int v = threadIdx.x; v < vectors; v += THREADS) {
+        float x[8];
+        unpack8(x, COPY ? copy[v] : mask_padding(load16(logits + 8 * v), 8 * v, a.vocab_size));
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            x[i] = exp2_fast(fmaf(x[i], log2_e, -shift));
+        }
+        sum += ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+    }
+    sum = block_reduce(sum, shared[1], [](float x, float y) { return x + y; });
+    if (threadIdx.x == 0) {
+        a.losses[row] = ln_2 * (log2f(sum) + shift) - target_logit;
+    }
+    if (!a.write_gradient) {
+        return;
+    }
+    float factor = a.d_loss / sum;
+    for (int v = threadIdx.x; v < vectors; v += THREADS) {
+        float x[8];
+        unpack8(x, COPY ? copy[v] : mask_padding(load16(logits + 8 * v), 8 * v, a.vocab_size));
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            x[i] = exp2_fast(fmaf(x[i], log2_e, -shift)) * factor;
+        }
+        if (v == target / 8) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                x[i] -= i == target % 8 ? a.d_loss : 0.0f;
+            }
+        }
+        store16(logits + 8 * v, pack8(x));
+    }
+}
+
+static enum status classifier(struct backend *b, void *logits, void *losses, const int32_t *targets,
+    int64_t rows, int vocab_size, int padded_vocab, double d_loss, bool write_gradient) {
+    if (padded_vocab % 8 != 0) {
+        return fail("classifier on the GPU: %d columns are not a multiple of 8", padded_vocab);
+    }
+    struct classifier_arguments a = {
+        (bf16 *)logits, (float *)losses, targets, vocab_size, padded_vocab, (float)d_loss, write_gradient};
+    size_t row_bytes = (size_t)padded_vocab * sizeof(bf16), reserved = 2 * WARPS * sizeof(float);
+    if (row_bytes + reserved <= (size_t)b->state->shared_bytes) {
+        CUDA_CHECK(cudaFuncSetAttribute(
+            classifier_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)row_bytes));
+        classifier_kernel<true><<<(unsigned)rows, THREADS, row_bytes, b->state->stream>>>(a);
+    } else {
+        classifier_kernel<false><<<(unsigned)rows, THREADS, 0, b->state->stream>>>(a);
+    }
+    return launched("classifier");
+}
+
+void cuda_classifier_install(struct backend *b) {
+    b->classifier = classifier;
+}

@@ -1,0 +1,43 @@
+/* The second stage of sums over rows (layernorm's and the linear layers' parameter gradients): many blocks have each
+   left a row of partial sums, and here the rows are added up, always in the same order.
+
+   A block owns 32 columns; each of its warps reads every ROWS-th row, 128 bytes at once, and the warps' sums are then
+   added in order. */
+#include "cuda.cuh"
+
+enum { COLUMNS = 32, ROWS = 32 };
+
+__global__ void partials_sum_kernel(
+    struct tensor out, const float *partials, int parts, int64_t row_stride, int columns, bool accumulate) {
+    __shared__ float sums[ROWS][COLUMNS];
+    int column = blockIdx.x * COLUMNS + threadIdx.x;
+    float sum = 0.0f;
+    if (column < columns) {
+#pragma unroll 4
+        for (int i = threadIdx.y; i < parts; i += ROWS) {
+            sum += partials[i * row_stride + column];
+        }
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || column >= columns) {
+        return;
+    }
+    for (int i = 1; i < ROWS; i++) {
+        sum += sums[i][threadIdx.x];
+    }
+    if (out.dtype == DTYPE_F32) {
+        float *to = static_cast<float *>(out.data) + column;
+        *to = accumulate ? *to + sum : sum;
+    } else {
+        bf16 *to = static_cast<bf16 *>(out.data) + column;
+        *to = __float2bfloat16_rn(accumulate ? __bfloat162float(*to) + sum : sum);
+    }
+}
+
+enum status partials_sum(struct backend *b, struct tensor out, const float *partials, int parts,
+    int64_t row_stride, int columns, bool accumulate) {
+    partials_sum_kernel<<<(unsigned)ceil_div(columns, COLUMNS), dim3(COLUMNS, ROWS), 0, b->state->stream>>>(
+        out, partials, parts, row_stride, columns, accumulate);
+    return launched("partials_sum");
+}
