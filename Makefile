@@ -150,7 +150,7 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS)
 # ---- jobs --------------------------------------------------------------------------------------------------
 
 train: all
-	scripts/train_on_own_text.sh $(ARGS)
+	FLASHGPT_BUILD=$(BUILD) scripts/train_on_own_text.sh $(ARGS)
 
 test: all $(TESTS)
 	test/run_tests.sh $(BUILD) $(TESTS) $(TEST_SCRIPTS)

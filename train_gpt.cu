@@ -360,6 +360,7 @@ static enum status open_data(
     d.ranks = w->comm->ranks;
     d.seed = (uint64_t)o->seed;
     d.shuffle = training && o->shuffle;
+    d.repeat = training;
     d.prefetch = true;
     return dataloader_open(out, &d);
 }
@@ -725,7 +726,7 @@ static enum status check_data(struct run *run) {
         d.micro_batch = (int)o->micro_batch;
         d.vocab_size = run->config.vocab_size;
         d.ranks = (int)o->ranks;
-        d.shuffle = i == 0;
+        d.repeat = i == 0;
         CHECK(dataloader_open(&loader, &d));
         int64_t windows = dataloader_windows(loader);
         dataloader_close(loader);

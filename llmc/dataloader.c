@@ -143,18 +143,19 @@ static enum status read_sequence(
     struct dataloader *loader, int64_t position, int32_t *inputs, int32_t *targets) {
     int seq_len = loader->options.seq_len;
     int64_t window = position % loader->windows, epoch = position / loader->windows;
-    if (loader->options.shuffle) {
-        window = shuffled(window, loader->windows, loader->options.seed, epoch);
-    } else if (epoch > 0) {
+    if (epoch > 0 && !loader->options.repeat) {
         memset(inputs, 0, (size_t)seq_len * sizeof *inputs);
         memset(targets, -1, (size_t)seq_len * sizeof *targets);
         return STATUS_OK;
+    }
+    if (loader->options.shuffle) {
+        window = shuffled(window, loader->windows, loader->options.seed, epoch);
     }
     int index = find_shard(loader, window);
     const struct loader_shard *shard = &loader->shards[index];
     int64_t regular = (window - shard->first_window) * seq_len;
     int64_t first = min_i64(regular, shard->shard.tokens - (seq_len + 1));
-    int64_t repeated = loader->options.shuffle ? 0 : regular - first; /* targets the previous window gave */
+    int64_t repeated = loader->options.repeat ? 0 : regular - first; /* targets the previous window gave */
     CHECK(read_window(loader, index, first));
     for (int t = 0; t < seq_len; t++) {
         inputs[t] = loader->window[t];
@@ -360,7 +361,7 @@ static enum status check_shards(struct dataloader *loader, const char *option) {
         loader->windows += ceil_div(entry->shard.tokens - 1, seq_len);
         loader->tokens += entry->shard.tokens;
     }
-    if (loader->options.shuffle && loader->windows < call_sequences(loader)) {
+    if (loader->options.repeat && loader->windows < call_sequences(loader)) {
         return fail("%s: %" PRId64
                     " sequences of %d tokens are fewer than micro-batch %d times %d ranks; give more "
                     "data, a smaller --micro-batch or --seq-len, or fewer --ranks",

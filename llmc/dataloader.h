@@ -21,8 +21,9 @@ struct dataloader_options {
     int vocab_size;      /* a token at or over it is an error that names file and offset */
     int rank, ranks;
     uint64_t seed;
-    /* false: epoch order is file order, and windows are not repeated after one epoch */
-    bool shuffle;
+    bool shuffle; /* every epoch in an order of its own; false: in file order */
+    bool
+        repeat; /* epoch after epoch, for training; false: one pass that counts every token once, for evaluation */
     bool prefetch; /* a thread reads the next batch ahead */
 };
 
@@ -30,7 +31,7 @@ struct dataloader_options {
 
 struct dataloader;
 
-/* Opens and checks every shard. With shuffle, fewer windows than one call of all ranks takes is an error. The options'
+/* Opens and checks every shard. With repeat, fewer windows than one call of all ranks takes is an error. The options'
    strings are not needed afterwards. */
 enum status dataloader_open(struct dataloader **out, const struct dataloader_options *options);
 void dataloader_close(struct dataloader *loader);
@@ -45,7 +46,7 @@ enum status dataloader_seek(struct dataloader *loader, int64_t position);
 
 /* This rank's next micro-batch: positions position + rank * B ... + B - 1; then position += ranks * B.
    inputs and targets (B,T): targets are the tokens one later. wait_seconds (may be NULL) += time spent waiting.
-   Without shuffle, sequences past the end and target tokens already given by the previous window have
+   Without repeat, sequences past the end and target tokens already given by the previous window have
    target -1 (no loss), so that one pass counts every token once.
    After an error, the prefetch thread's too, the position is unchanged and the next call tries again. */
 enum status dataloader_next(

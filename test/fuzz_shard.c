@@ -27,6 +27,7 @@ static void read_epoch(const char *path, bool shuffle, bool prefetch) {
         .ranks = 2,
         .seed = 1,
         .shuffle = shuffle,
+        .repeat = shuffle,
         .prefetch = prefetch};
     struct dataloader *loader;
     if (dataloader_open(&loader, &options) != STATUS_OK) {

@@ -65,6 +65,7 @@ static struct dataloader_options default_options(int seq_len, int micro_batch) {
         .ranks = 1,
         .seed = 42,
         .shuffle = true,
+        .repeat = true,
         .prefetch = false};
 }
 
@@ -189,7 +190,7 @@ static void test_folders_and_pipes_are_no_shards(void) {
     expect_refused(&options, "a.bin", "is not a file; give shard files");
 }
 
-static void test_shuffled_data_must_fill_one_batch_of_all_ranks(void) {
+static void test_training_data_must_fill_one_batch_of_all_ranks(void) {
     write_counting_shard("a.bin", 0, 8 * 15 + 1);
     struct dataloader_options options = default_options(8, 4);
     options.ranks = 4;
@@ -199,6 +200,7 @@ static void test_shuffled_data_must_fill_one_batch_of_all_ranks(void) {
     dataloader_close(open_or_exit(&options));
     options.ranks = 4;
     options.shuffle = false;
+    options.repeat = false;
     dataloader_close(open_or_exit(&options));
 }
 
@@ -207,6 +209,7 @@ static void test_a_token_over_the_vocabulary_names_file_index_and_value(void) {
     for (int prefetch = 0; prefetch < 2; prefetch++) {
         struct dataloader_options options = default_options(10, 1);
         options.shuffle = false;
+        options.repeat = false;
         options.prefetch = prefetch;
         options.vocab_size = 98; /* the last targets, 98 to 100, are too large */
         struct dataloader *loader = open_or_exit(&options);
@@ -272,8 +275,8 @@ static void test_seek_refuses_positions_that_no_run_reaches(void) {
 
 /* ---- windows ---- */
 
-static void test_without_shuffle_windows_come_in_order_of_the_sorted_names_and_every_target_counts_once(
-    void) {
+static void
+test_without_shuffle_and_repeat_windows_come_in_order_of_the_sorted_names_and_every_target_counts_once(void) {
     /* 10 tokens: windows at 0, 3, 6. 9 tokens: at 0, 3 and, moved back from 6, at 5. 4 tokens: at 0 */
     write_counting_shard("b.bin", 200, 9);
     write_counting_shard("a.bin", 100, 10);
@@ -281,6 +284,7 @@ static void test_without_shuffle_windows_come_in_order_of_the_sorted_names_and_e
     const int expected_inputs[] = {300, 100, 103, 106, 200, 203, 205};
     struct dataloader_options options = default_options(3, 1);
     options.shuffle = false;
+    options.repeat = false;
     struct dataloader *loader = open_or_exit(&options);
     EXPECT(dataloader_windows(loader) == 7);
     EXPECT(dataloader_tokens(loader) == 23);
@@ -317,6 +321,7 @@ static void test_any_sequence_length_gives_every_token_as_a_target_once(void) {
         for (int micro_batch = 1; micro_batch <= 7; micro_batch += 3) {
             struct dataloader_options options = default_options(seq_len, micro_batch);
             options.shuffle = false;
+            options.repeat = false;
             struct dataloader *loader = open_or_exit(&options);
             EXPECT(dataloader_windows(loader) == (TOKENS - 1 + seq_len - 1) / seq_len);
             int32_t inputs[7 * TOKENS], targets[7 * TOKENS];
@@ -337,6 +342,19 @@ static void test_any_sequence_length_gives_every_token_as_a_target_once(void) {
             dataloader_close(loader);
         }
     }
+}
+
+static void test_file_order_repeats_epoch_after_epoch(void) {
+    write_counting_shard("a.bin", 0, 13); /* windows from 0, 4, 8 */
+    struct dataloader_options options = default_options(4, 1);
+    options.shuffle = false;
+    struct dataloader *loader = open_or_exit(&options);
+    for (int i = 0; i < 7; i++) {
+        int32_t inputs[4], targets[4];
+        EXPECT(dataloader_next(loader, inputs, targets, NULL) == STATUS_OK);
+        EXPECT(inputs[0] == i % 3 * 4 && targets[0] == i % 3 * 4 + 1 && targets[3] == i % 3 * 4 + 4);
+    }
+    dataloader_close(loader);
 }
 
 static void test_a_shuffled_epoch_shows_every_token(void) {
@@ -619,6 +637,7 @@ static void test_a_shard_of_4_GiB_is_read_right_on_both_sides_of_2_GiB_and_at_it
     close(file);
     struct dataloader_options options = default_options(8, 1);
     options.shuffle = false;
+    options.repeat = false;
     struct dataloader *loader = open_or_exit(&options);
     EXPECT(dataloader_tokens(loader) == tokens);
     EXPECT(dataloader_windows(loader) == (tokens - 1 + 7) / 8);
@@ -634,6 +653,7 @@ static void test_a_shard_of_4_GiB_is_read_right_on_both_sides_of_2_GiB_and_at_it
     dataloader_close(loader);
 
     options.shuffle = true;
+    options.repeat = true;
     options.prefetch = true;
     loader = open_or_exit(&options);
     for (int i = 0; i < 100; i++) {
@@ -681,6 +701,7 @@ static void test_a_shard_replaced_by_one_of_another_size_is_refused(void) {
     }
     struct dataloader_options options = default_options(8, 1);
     options.shuffle = false;
+    options.repeat = false;
     struct dataloader *loader = open_or_exit(&options);
     write_counting_shard("0256.bin", 0, 100);
     int32_t inputs[8], targets[8];
@@ -763,13 +784,14 @@ int main(void) {
     RUN_IN_EMPTY_FOLDER(test_damaged_shards_are_refused_by_name_and_remedy);
     RUN_IN_EMPTY_FOLDER(test_one_damaged_shard_among_good_ones_is_named);
     RUN_IN_EMPTY_FOLDER(test_folders_and_pipes_are_no_shards);
-    RUN_IN_EMPTY_FOLDER(test_shuffled_data_must_fill_one_batch_of_all_ranks);
+    RUN_IN_EMPTY_FOLDER(test_training_data_must_fill_one_batch_of_all_ranks);
     RUN_IN_EMPTY_FOLDER(test_a_token_over_the_vocabulary_names_file_index_and_value);
     RUN_IN_EMPTY_FOLDER(test_a_file_cut_or_removed_while_in_use_is_an_error_and_recovers_when_restored);
     RUN_IN_EMPTY_FOLDER(test_seek_refuses_positions_that_no_run_reaches);
     RUN_IN_EMPTY_FOLDER(
-        test_without_shuffle_windows_come_in_order_of_the_sorted_names_and_every_target_counts_once);
+        test_without_shuffle_and_repeat_windows_come_in_order_of_the_sorted_names_and_every_target_counts_once);
     RUN_IN_EMPTY_FOLDER(test_any_sequence_length_gives_every_token_as_a_target_once);
+    RUN_IN_EMPTY_FOLDER(test_file_order_repeats_epoch_after_epoch);
     RUN_IN_EMPTY_FOLDER(test_a_shuffled_epoch_shows_every_token);
     RUN_IN_EMPTY_FOLDER(test_an_epoch_visits_every_window_once_for_any_number_of_windows);
     RUN_IN_EMPTY_FOLDER(test_orders_differ_by_epoch_and_seed_and_repeat_for_the_same);
