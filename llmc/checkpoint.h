@@ -51,8 +51,7 @@ enum status checkpoint_read_state(const char *path, struct run_state *state, str
 enum status checkpoint_read_config(const char *path, struct model_config *config);
 /* Weights alone (masters too), from <path>/model.safetensors. Every rank calls. Shape mismatches name the tensor. */
 enum status checkpoint_load_weights(const char *path, struct optimizer *optimizer);
-/* Moments, from any number of ranks' shards into this rank's, and the number of applied steps into the control block.
-   Every rank calls. */
+/* Moments, from any number of ranks' shards into this rank's. Every rank calls. */
 enum status checkpoint_load_moments(const char *path, struct optimizer *optimizer);
 
 #ifdef __cplusplus

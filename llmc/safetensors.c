@@ -310,7 +310,7 @@ enum status safetensors_read_values(const struct safetensors *f, const struct sa
     if (entry->dtype == out_dtype) { /* bit by bit, NaNs too */
         return safetensors_read(f, entry, (uint64_t)first * size, out, (size_t)count * size);
     }
-    if (entry->dtype > DTYPE_F16) {
+    if (entry->dtype > DTYPE_F16) { /* the floating-point types come first */
         return fail("%s: tensor \"%.*s\" holds %s, not floating-point numbers", f->path, QUOTED_BYTES,
             entry->name, dtype_name(entry->dtype));
     }

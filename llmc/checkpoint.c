@@ -1,0 +1,589 @@
+/* Checkpoints as folders. Saving goes in four rounds, after each of which the ranks agree that all is well:
+
+     1  the first rank makes <run>/checkpoints/.tmp-step-N, empty
+     2  the first rank writes the weights as they come from all ranks; every rank writes its moments
+     3  the first rank writes config.json, state.json and the checksums, and flushes all to disk
+     4  it renames the folder to step-N
+
+   A kill at any moment leaves the older checkpoints as they are, and perhaps a .tmp-* folder, which the next save or
+   prune removes. Nothing of a folder changes once it has its final name; what is removed is renamed first. */
+#include "checkpoint.h"
+
+#include "checksum.h"
+#include "hugging_face.h"
+#include "moments.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+
+enum { PATH_BYTES = 4096, STATE_VERSION = 1, MESSAGE_BYTES = 1024 };
+static const char WEIGHTS[] = "model.safetensors", CONFIG[] = "config.json", STATE[] = "state.json",
+                  CHECKSUMS[] = "checksums.xxh64";
+static const char TEMPORARY_PREFIX[] = ".tmp-", STEP_PREFIX[] = "step-";
+
+static enum status checkpoints_folder(char out[PATH_BYTES], const char *run_dir) {
+    return path_join(out, PATH_BYTES, run_dir, "checkpoints");
+}
+
+/* <parent>/<prefix>step-N */
+static enum status step_folder(char out[PATH_BYTES], const char *parent, const char *prefix, int64_t step) {
+    char name[64];
+    snprintf(name, sizeof name, "%s%s%08" PRId64, prefix, STEP_PREFIX, step);
+    return path_join(out, PATH_BYTES, parent, name);
+}
+
+/* ---- agreement between ranks ---- */
+
+/* STATUS_OK if every rank says so; else, on every rank, the status and the message of the first that does not. */
+static enum status agree(struct comm *comm, enum status own_status) {
+    struct verdict {
+        int32_t status;
+        char message[MESSAGE_BYTES];
+    } own, *all = NULL;
+    double worst = own_status;
+    CHECK(comm->host_all_reduce(comm, &worst, 1, COMM_MAX));
+    if (worst == STATUS_OK) {
+        return STATUS_OK;
+    }
+    memset(&own, 0, sizeof own);
+    own.status = own_status;
+    snprintf(own.message, sizeof own.message, "%s", error_message());
+    CHECK(ALLOCATE(all, comm->ranks));
+    enum status status = comm->host_all_gather(comm, all, &own, sizeof own);
+    for (int rank = 0; rank < comm->ranks && status == STATUS_OK; rank++) {
+        if (all[rank].status != STATUS_OK) {
+            status = fail_as((enum status)all[rank].status, "%s", all[rank].message);
+        }
+    }
+    free(all);
+    return status;
+}
+
+/* ---- state.json ---- */
+
+/* The counters, one table for writing and reading. */
+#define COUNTER(member)                                                                                      \
+    { #member, offsetof(struct run_state, member) }
+static const struct {
+    const char *name;
+    size_t offset;
+} counters[] = {COUNTER(step), COUNTER(data_position), COUNTER(optimizer_step), COUNTER(tokens_seen),
+    COUNTER(skipped_total), COUNTER(skipped_in_row)};
+enum { COUNTERS = sizeof counters / sizeof counters[0] };
+
+static int64_t *counter_of(struct run_state *state, int i) {
+    return (int64_t *)((char *)state + counters[i].offset);
+}
+
+static void integer_member(struct json_writer *w, const char *key, int64_t value) {
+    json_key(w, key);
+    json_integer(w, value);
+}
+static void numbers_member(struct json_writer *w, const char *key, const double *values, int count) {
+    json_key(w, key);
+    json_begin_array(w);
+    for (int i = 0; i < count; i++) {
+        json_number(w, values[i]);
+    }
+    json_end_array(w);
+}
+
+static void write_model(struct json_writer *w, const struct model_config *c) {
+    json_key(w, "model");
+    json_begin_object(w);
+    integer_member(w, "layers", c->layers);
+    integer_member(w, "channels", c->channels);
+    integer_member(w, "heads", c->heads);
+    integer_member(w, "kv_heads", c->kv_heads);
+    integer_member(w, "seq_len", c->seq_len);
+    integer_member(w, "vocab_size", c->vocab_size);
+    json_end_object(w);
+}
+
+static enum status state_text(const struct optimizer *optimizer, const struct run_state *state,
+    const char *options_json, char **text, size_t *bytes) {
+    struct run_state copy = *state;
+    struct json *options;
+    struct json_writer w;
+    CHECK(json_parse(&options, options_json, strlen(options_json), "the options to save"));
+    json_writer_init(&w, true);
+    json_begin_object(&w);
+    integer_member(&w, "version", STATE_VERSION);
+    integer_member(&w, "ranks", optimizer->comm->ranks);
+    for (int i = 0; i < COUNTERS; i++) {
+        integer_member(&w, counters[i].name, *counter_of(&copy, i));
+    }
+    json_key(&w, "best_val_loss");
+    json_number(&w, state->best_val_loss);
+    json_key(&w, "last_val_loss");
+    json_number(&w, state->last_val_loss);
+    numbers_member(&w, "recent_loss", state->recent_loss, state->recent_count);
+    numbers_member(&w, "recent_norm", state->recent_norm, state->recent_count);
+    write_model(&w, model_get_config(optimizer->model));
+    json_key(&w, "options");
+    json_value(&w, options);
+    json_end_object(&w);
+    json_free(options);
+    return json_writer_finish(&w, text, bytes);
+}
+
+/* A number, or null for "not a number". */
+static bool read_double(const struct json *json, double *out) {
+    *out = json != NULL && json->type == JSON_NUMBER ? json->number : (double)NAN;
+    return json != NULL && (json->type == JSON_NUMBER || json->type == JSON_NULL);
+}
+
+static enum status read_recent(
+    const struct json *json, const char *key, const char *path, double *values, int *count) {
+    const struct json *array = json_get(json, key);
+    if (array == NULL || array->type != JSON_ARRAY || array->count > SPIKE_WINDOW) {
+        return fail("%s: \"%s\" is not an array of at most %d numbers", path, key, SPIKE_WINDOW);
+    }
+    for (size_t i = 0; i < array->count; i++) {
+        if (!read_double(&array->items[i], &values[i])) {
+            return fail("%s: \"%s\" is not an array of numbers", path, key);
+        }
+    }
+    *count = (int)array->count;
+    return STATUS_OK;
+}
+
+static enum status read_state_members(struct run_state *state, const struct json *json, const char *path) {
+    int64_t version;
+    CHECK(json_get_integer(json, "version", STATE_VERSION, STATE_VERSION, &version, path));
+    for (int i = 0; i < COUNTERS; i++) {
+        CHECK(json_get_integer(json, counters[i].name, 0, INT64_MAX, counter_of(state, i), path));
+    }
+    if (!read_double(json_get(json, "best_val_loss"), &state->best_val_loss) ||
+        !read_double(json_get(json, "last_val_loss"), &state->last_val_loss)) {
+        return fail("%s: \"best_val_loss\" or \"last_val_loss\" is neither a number nor null", path);
+    }
+    int norms;
+    CHECK(read_recent(json, "recent_loss", path, state->recent_loss, &state->recent_count));
+    CHECK(read_recent(json, "recent_norm", path, state->recent_norm, &norms));
+    if (norms != state->recent_count) {
+        return fail("%s: \"recent_loss\" and \"recent_norm\" are not of one length", path);
+    }
+    return STATUS_OK;
+}
+
+static enum status read_json_file(struct json **out, const char *path) {
+    uint8_t *text;
+    size_t bytes;
+    CHECK(file_read_all(path, &text, &bytes));
+    enum status status = json_parse(out, (const char *)text, bytes, path);
+    free(text);
+    return status;
+}
+
+enum status checkpoint_read_state(const char *path, struct run_state *state, struct json **json) {
+    char file[PATH_BYTES];
+    *json = NULL;
+    memset(state, 0, sizeof *state);
+    CHECK(path_join(file, sizeof file, path, STATE));
+    CHECK(read_json_file(json, file));
+    enum status status = read_state_members(state, *json, file);
+    if (status != STATUS_OK) {
+        json_free(*json);
+        *json = NULL;
+    }
+    return status;
+}
+
+/* How many ranks wrote the checkpoint. */
+static enum status read_ranks(const char *path, int *ranks) {
+    char file[PATH_BYTES];
+    struct json *json;
+    int64_t value;
+    CHECK(path_join(file, sizeof file, path, STATE));
+    CHECK(read_json_file(&json, file));
+    enum status status = json_get_integer(json, "ranks", 1, COMM_MAX_RANKS, &value, file);
+    json_free(json);
+    *ranks = status == STATUS_OK ? (int)value : 0;
+    return status;
+}
+
+/* ---- saving ---- */
+
+struct saving {
+    struct optimizer *optimizer;
+    const struct run_state *state;
+    const char *options_json;
+    bool first_rank;
+    char parent[PATH_BYTES];    /* <run>/checkpoints */
+    char temporary[PATH_BYTES]; /* <run>/checkpoints/.tmp-step-N */
+    char final[PATH_BYTES];     /* <run>/checkpoints/step-N */
+    struct shard {
+        uint64_t xxh64, bytes;
+    } moments, *all_moments; /* this rank's file; on every rank, all ranks' */
+    uint64_t weights_xxh64;
+    uint64_t bytes; /* that this rank wrote */
+};
+
+static enum status make_temporary_folder(const struct saving *s, const char *run_dir) {
+    CHECK(make_directories(s->parent));
+    CHECK(file_sync(run_dir));
+    CHECK(remove_tree(s->temporary)); /* of a run that was killed while saving this step */
+    return make_directories(s->temporary);
+}
+
+static enum status write_tensors(struct saving *s) {
+    char path[PATH_BYTES];
+    uint64_t weights_bytes = 0;
+    CHECK(path_join(path, sizeof path, s->temporary, WEIGHTS));
+    enum status status = hugging_face_write_weights(path, s->optimizer, &s->weights_xxh64, &weights_bytes);
+    if (status == STATUS_OK) {
+        status = moments_write(s->temporary, s->optimizer, &s->moments.xxh64, &s->moments.bytes);
+    }
+    s->bytes += weights_bytes + s->moments.bytes;
+    return status;
+}
+
+/* A small file, on disk when this returns. The caller's text is freed. */
+static enum status write_text(struct saving *s, const char *name, char *text, size_t bytes, uint64_t *xxh64) {
+    char path[PATH_BYTES];
+    struct xxh64 checksum;
+    xxh64_init(&checksum);
+    xxh64_update(&checksum, text, bytes);
+    *xxh64 = xxh64_digest(&checksum);
+    enum status status = path_join(path, sizeof path, s->temporary, name);
+    if (status == STATUS_OK) {
+        status = file_write_all(path, text, bytes);
+    }
+    if (status == STATUS_OK) {
+        status = file_sync(path);
+    }
+    free(text);
+    s->bytes += bytes;
+    return status;
+}
+
+static enum status write_checksums(struct saving *s, uint64_t config_xxh64, uint64_t state_xxh64) {
+    enum { LINE_BYTES = 16 + 2 + MOMENTS_NAME_BYTES + 1 };
+    int ranks = s->optimizer->comm->ranks;
+    size_t capacity = (size_t)(ranks + 3) * LINE_BYTES + 1, used = 0;
+    char *text;
+    uint64_t unused;
+    CHECK(ALLOCATE(text, capacity));
+#define LINE(xxh64, name)                                                                                    \
+    used += (size_t)snprintf(text + used, capacity - used, "%016" PRIx64 "  %s\n", xxh64, name)
+    LINE(s->weights_xxh64, WEIGHTS);
+    LINE(config_xxh64, CONFIG);
+    LINE(state_xxh64, STATE);
+    for (int rank = 0; rank < ranks; rank++) {
+        char name[MOMENTS_NAME_BYTES];
+        moments_file_name(name, rank, ranks);
+        LINE(s->all_moments[rank].xxh64, name);
+    }
+#undef LINE
+    return write_text(s, CHECKSUMS, text, used, &unused);
+}
+
+static enum status write_texts(struct saving *s) {
+    char *text;
+    size_t bytes;
+    uint64_t config_xxh64, state_xxh64;
+    CHECK(hugging_face_config_text(model_get_config(s->optimizer->model), &text, &bytes));
+    CHECK(write_text(s, CONFIG, text, bytes, &config_xxh64));
+    CHECK(state_text(s->optimizer, s->state, s->options_json, &text, &bytes));
+    CHECK(write_text(s, STATE, text, bytes, &state_xxh64));
+    CHECK(write_checksums(s, config_xxh64, state_xxh64));
+    return file_sync(s->temporary);
+}
+
+static enum status rename_folder(const char *from, const char *to) {
+    return rename(from, to) == 0 ? STATUS_OK : fail("%s: cannot rename to %s: %s", from, to, strerror(errno));
+}
+
+/* Renames step-N to .tmp-removed-step-N, so that it is never half there under its name. */
+static enum status set_aside(const char *parent, int64_t step, char aside[PATH_BYTES]) {
+    char path[PATH_BYTES];
+    CHECK(step_folder(path, parent, "", step));
+    CHECK(step_folder(aside, parent, ".tmp-removed-", step));
+    CHECK(remove_tree(aside));
+    return rename_folder(path, aside);
+}
+
+/* A folder of that name is there if it is damaged and the resume passed it over: the new one takes its place. */
+static enum status publish(const struct saving *s) {
+    char aside[PATH_BYTES] = "";
+    if (path_exists(s->final)) {
+        CHECK(set_aside(s->parent, s->state->step, aside));
+    }
+    CHECK(rename_folder(s->temporary, s->final));
+    CHECK(file_sync(s->parent));
+    return aside[0] != '\0' ? remove_tree(aside) : STATUS_OK;
+}
+
+/* Rounds 1 to 4; collective. */
+static enum status save(struct saving *s, const char *run_dir) {
+    struct comm *comm = s->optimizer->comm;
+    CHECK(ALLOCATE(s->all_moments, comm->ranks));
+    CHECK(agree(comm, s->first_rank ? make_temporary_folder(s, run_dir) : STATUS_OK));
+    CHECK(agree(comm, write_tensors(s)));
+    CHECK(comm->host_all_gather(comm, s->all_moments, &s->moments, sizeof s->moments));
+    CHECK(agree(comm, s->first_rank ? write_texts(s) : STATUS_OK));
+    return agree(comm, s->first_rank ? publish(s) : STATUS_OK);
+}
+
+enum status checkpoint_save(const char *run_dir, struct optimizer *optimizer, const struct run_state *state,
+    const char *options_json, char *path_out, size_t path_size, uint64_t *bytes_out) {
+    struct comm *comm = optimizer->comm;
+    struct saving s;
+    memset(&s, 0, sizeof s);
+    s.optimizer = optimizer;
+    s.state = state;
+    s.options_json = options_json;
+    s.first_rank = comm->rank == 0;
+    CHECK(checkpoints_folder(s.parent, run_dir));
+    CHECK(step_folder(s.temporary, s.parent, TEMPORARY_PREFIX, state->step));
+    CHECK(step_folder(s.final, s.parent, "", state->step));
+    enum status status = save(&s, run_dir);
+    free(s.all_moments);
+    if (status == STATUS_ERROR) {
+        fail("%s: step %" PRId64 " is not saved, earlier checkpoints are as they were: %s", s.parent,
+            state->step, error_message());
+    }
+    if (status != STATUS_OK) {
+        char message[MESSAGE_BYTES];
+        snprintf(message, sizeof message, "%s", error_message());
+        if (s.first_rank) {
+            remove_tree(s.temporary);
+        }
+        return fail_as(status, "%s", message); /* whatever the removal said */
+    }
+    double bytes = (double)s.bytes;
+    CHECK(comm->host_all_reduce(comm, &bytes, 1, COMM_SUM));
+    *bytes_out = (uint64_t)bytes;
+    if ((size_t)snprintf(path_out, path_size, "%s", s.final) >= path_size) {
+        return fail("%s: the path is too long", s.final);
+    }
+    return STATUS_OK;
+}
+
+/* ---- the folders of a run ---- */
+
+struct step_list {
+    int64_t *steps; /* descending */
+    size_t count, capacity;
+};
+
+/* N of "step-N"; -1 for other names. */
+static int64_t step_of_name(const char *name) {
+    size_t prefix = sizeof STEP_PREFIX - 1;
+    size_t digits = strncmp(name, STEP_PREFIX, prefix) == 0 ? strspn(name + prefix, "0123456789") : 0;
+    if (digits < 8 || digits > 18 || name[prefix + digits] != '\0') {
+        return -1;
+    }
+    return strtoll(name + prefix, NULL, 10);
+}
+
+static enum status add_step(struct step_list *list, int64_t step) {
+    if (list->count == list->capacity) {
+        size_t wanted = list->capacity * 2 + 16;
+        int64_t *grown = realloc(list->steps, wanted * sizeof *grown);
+        if (grown == NULL) {
+            return fail_as(STATUS_OUT_OF_MEMORY, "out of host memory: a list of %zu checkpoints", wanted);
+        }
+        list->steps = grown;
+        list->capacity = wanted;
+    }
+    list->steps[list->count++] = step;
+    return STATUS_OK;
+}
+
+static int compare_descending(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x > y ? -1 : x < y;
+}
+
+/* Calls `visit` for every entry of the folder; no folder is no entry. */
+static enum status visit_folder(
+    const char *path, enum status (*visit)(void *context, const char *name), void *context) {
+    DIR *folder = opendir(path);
+    if (folder == NULL) {
+        return errno == ENOENT ? STATUS_OK : fail("%s: cannot open: %s", path, strerror(errno));
+    }
+    enum status status = STATUS_OK;
+    struct dirent *entry;
+    while (status == STATUS_OK && (entry = readdir(folder)) != NULL) {
+        status = visit(context, entry->d_name);
+    }
+    closedir(folder);
+    return status;
+}
+
+static enum status note_step(void *context, const char *name) {
+    int64_t step = step_of_name(name);
+    return step < 0 ? STATUS_OK : add_step(context, step);
+}
+
+static enum status list_steps(struct step_list *list, const char *parent) {
+    memset(list, 0, sizeof *list);
+    enum status status = visit_folder(parent, note_step, list);
+    if (list->count > 0) {
+        qsort(list->steps, list->count, sizeof *list->steps, compare_descending);
+    }
+    return status;
+}
+
+static enum status remove_if_temporary(void *context, const char *name) {
+    char path[PATH_BYTES];
+    if (strncmp(name, TEMPORARY_PREFIX, sizeof TEMPORARY_PREFIX - 1) != 0) {
+        return STATUS_OK;
+    }
+    CHECK(path_join(path, sizeof path, (const char *)context, name));
+    return remove_tree(path);
+}
+
+enum status checkpoint_prune(const char *run_dir, int64_t step, int64_t keep, int64_t keep_every) {
+    char parent[PATH_BYTES];
+    struct step_list list;
+    CHECK(checkpoints_folder(parent, run_dir));
+    enum status status = list_steps(&list, parent);
+    int64_t newer = 0; /* checkpoints between this one and the one just saved */
+    for (size_t i = 0; i < list.count && status == STATUS_OK; i++) {
+        if (list.steps[i] > step) {
+            continue;
+        }
+        bool for_good = keep_every > 0 && list.steps[i] % keep_every == 0;
+        if (keep > 0 && newer >= keep && !for_good) {
+            char aside[PATH_BYTES];
+            status = set_aside(parent, list.steps[i], aside);
+        }
+        newer++;
+    }
+    free(list.steps);
+    CHECK(status);
+    return visit_folder(parent, remove_if_temporary, parent); /* those set aside, and left-over ones */
+}
+
+/* ---- finding a valid one ---- */
+
+/* One line of checksums.xxh64, whose end is replaced by a zero. */
+static enum status check_line(const char *folder, const char *checksums, char *line) {
+    char path[PATH_BYTES];
+    bool well_formed = strspn(line, "0123456789abcdef") == 16 && strncmp(line + 16, "  ", 2) == 0 &&
+                       line[18] != '\0' && strchr(line, '/') == NULL;
+    if (!well_formed) {
+        return fail("%s: a line that is no checksum", checksums);
+    }
+    uint64_t expected = strtoull(line, NULL, 16), found = 0;
+    CHECK(path_join(path, sizeof path, folder, line + 18));
+    CHECK(xxh64_file(path, &found));
+    if (found != expected) {
+        return fail("%s: its checksum is %016" PRIx64 ", not %016" PRIx64 " as when it was written", path,
+            found, expected);
+    }
+    return STATUS_OK;
+}
+
+/* Is there a line for the file? */
+static enum status check_listed(const char *folder, const char *text, const char *name) {
+    char wanted[MOMENTS_NAME_BYTES + 4];
+    snprintf(wanted, sizeof wanted, "  %s\n", name);
+    return strstr(text, wanted) != NULL ? STATUS_OK
+                                        : fail("%s/%s: no checksum of %s", folder, CHECKSUMS, name);
+}
+
+/* Every file of a complete checkpoint is listed; what is listed has been checked. */
+static enum status check_complete(const char *folder, const char *text) {
+    int ranks;
+    CHECK(check_listed(folder, text, WEIGHTS));
+    CHECK(check_listed(folder, text, CONFIG));
+    CHECK(check_listed(folder, text, STATE));
+    CHECK(read_ranks(folder, &ranks));
+    for (int rank = 0; rank < ranks; rank++) {
+        char name[MOMENTS_NAME_BYTES];
+        moments_file_name(name, rank, ranks);
+        CHECK(check_listed(folder, text, name));
+    }
+    return STATUS_OK;
+}
+
+static enum status check_lines(const char *folder, const char *checksums, const char *text) {
+    for (const char *next = text; *next != '\0';) {
+        char line[256];
+        size_t length = strcspn(next, "\n");
+        snprintf(line, sizeof line, "%.*s", (int)min_i64((int64_t)length, sizeof line - 1), next);
+        CHECK(check_line(folder, checksums, line));
+        next += length + (next[length] == '\n');
+    }
+    return check_complete(folder, text);
+}
+
+/* The message of a failure says which file it is and what is wrong. */
+static enum status verify(const char *folder) {
+    char checksums[PATH_BYTES];
+    uint8_t *text;
+    size_t bytes;
+    CHECK(path_join(checksums, sizeof checksums, folder, CHECKSUMS));
+    CHECK(file_read_all(checksums, &text, &bytes));
+    enum status status = check_lines(folder, checksums, (const char *)text);
+    free(text);
+    return status;
+}
+
+static enum status find_valid(const struct step_list *list, const char *parent, char *path, size_t size,
+    void (*notice)(void *context, const char *line), void *context) {
+    for (size_t i = 0; i < list->count; i++) {
+        char folder[PATH_BYTES], line[MESSAGE_BYTES];
+        CHECK(step_folder(folder, parent, "", list->steps[i]));
+        enum status status = verify(folder);
+        if (status == STATUS_OK) {
+            return (size_t)snprintf(path, size, "%s", folder) < size
+                       ? STATUS_OK
+                       : fail("%s: the path is too long", folder);
+        }
+        if (status == STATUS_OUT_OF_MEMORY) {
+            return status; /* says nothing about the checkpoint */
+        }
+        snprintf(line, sizeof line, "checkpoint of step %" PRId64 " is damaged and passed over: %s",
+            list->steps[i], error_message());
+        notice(context, line);
+    }
+    return fail(
+        "%s: all %zu checkpoints are damaged: restore one from a copy, or start a new run in another folder",
+        parent, list->count);
+}
+
+enum status checkpoint_find_newest(const char *run_dir, char *path, size_t size,
+    void (*notice)(void *context, const char *line), void *context) {
+    char parent[PATH_BYTES];
+    struct step_list list;
+    path[0] = '\0';
+    CHECK(checkpoints_folder(parent, run_dir));
+    enum status status = list_steps(&list, parent);
+    if (status == STATUS_OK && list.count > 0) {
+        status = find_valid(&list, parent, path, size, notice, context);
+    }
+    free(list.steps);
+    return status;
+}
+
+/* ---- loading ---- */
+
+enum status checkpoint_read_config(const char *path, struct model_config *config) {
+    char file[PATH_BYTES];
+    CHECK(path_join(file, sizeof file, path, CONFIG));
+    return hugging_face_read_config(file, config);
+}
+
+enum status checkpoint_load_weights(const char *path, struct optimizer *optimizer) {
+    char file[PATH_BYTES];
+    CHECK(path_join(file, sizeof file, path, WEIGHTS));
+    return agree(optimizer->comm, hugging_face_read_weights(file, optimizer));
+}
+
+static enum status read_moments(const char *path, struct optimizer *optimizer) {
+    int ranks;
+    CHECK(read_ranks(path, &ranks));
+    return moments_read(path, ranks, optimizer);
+}
+
+enum status checkpoint_load_moments(const char *path, struct optimizer *optimizer) {
+    return agree(optimizer->comm, read_moments(path, optimizer));
+}

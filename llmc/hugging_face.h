@@ -1,0 +1,30 @@
+/* A model's weights and shape in the files that Hugging Face's GPT2LMHeadModel reads. Names and orientation come
+   from the parameter table: Conv1D weights are stored (in, out), the vocabulary without padding, the head not at all,
+   since it is tied to the token embedding. Grouped-query models use the same names, with c_attn of
+   (C, (Hq + 2 Hkv) D) and n_kv_head in config.json. */
+#ifndef LLMC_HUGGING_FACE_H
+#define LLMC_HUGGING_FACE_H
+
+#include "optimizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* model.safetensors in fp32. Every rank calls, and stays with the others whatever fails; the first rank writes, and
+   there alone are the checksum and the size. */
+enum status hugging_face_write_weights(
+    const char *path, struct optimizer *optimizer, uint64_t *xxh64, uint64_t *bytes);
+/* Every rank reads; F64, F32, BF16 or F16. Tensors that are missing or of another shape are named. */
+enum status hugging_face_read_weights(const char *path, struct optimizer *optimizer);
+
+/* config.json. The caller frees the text. */
+enum status hugging_face_config_text(const struct model_config *config, char **text, size_t *bytes);
+/* Values that the model does not have (another activation, an untied head, ...) are errors that name them. */
+enum status hugging_face_read_config(const char *path, struct model_config *config);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
