@@ -76,7 +76,9 @@ void format_duration(char *out, size_t size, double seconds) {
 
 /* ---- the progress line ---- */
 
-enum { FIGURES = 10, FIGURE_BYTES = 80, BAR_LEAST = 8, BAR_MOST = 30 };
+enum { FIGURES = 10, FIGURE_BYTES = 80, LEAST_IMPORTANT = 9 };
+/* Columns of the bar; it is worth more than figures of its importance and less. */
+enum { BAR_LEAST = 8, BAR_MOST = 30, BAR_IMPORTANCE = 5 };
 
 struct figure {
     int importance; /* 0 stays always */
@@ -130,31 +132,41 @@ static void format_bar(char *out, size_t size, int columns, double done, bool ut
     }
 }
 
+/* Columns of the figures up to this importance, two spaces apart. */
+static int figures_width(const struct figure figures[FIGURES], int least_important) {
+    int width = -2;
+    for (int i = 0; i < FIGURES; i++) {
+        if (figures[i].importance <= least_important) {
+            width += 2 + (int)strlen(figures[i].text);
+        }
+    }
+    return width;
+}
+
+/* How far down the figures' importance a line of so many columns goes. */
+static int importance_that_fits(const struct figure figures[FIGURES], int columns) {
+    for (int importance = LEAST_IMPORTANT; importance > 0; importance--) {
+        int bar = importance >= BAR_IMPORTANCE ? 2 + BAR_LEAST : 0;
+        if (columns == 0 || figures_width(figures, importance) + bar <= columns) {
+            return importance;
+        }
+    }
+    return 0;
+}
+
 void format_step(char *out, size_t size, const struct step_metrics *step, int columns, bool utf8) {
     struct figure figures[FIGURES];
     make_figures(figures, step);
-    int width, least_important = 9;
-    for (;; least_important--) {
-        width = -2; /* two spaces between figures */
-        for (int i = 0; i < FIGURES; i++) {
-            if (figures[i].importance <= least_important) {
-                width += 2 + (int)strlen(figures[i].text);
-            }
-        }
-        /* a short bar is worth more than the norm and what is less important than that */
-        int wanted = width + (least_important > 4 ? 2 + BAR_LEAST : 0);
-        if (columns == 0 || wanted <= columns || least_important == 0) {
-            break;
-        }
-    }
+    int importance = importance_that_fits(figures, columns);
+    int width = figures_width(figures, importance);
     char bar[4 * BAR_MOST + 1] = "";
     int room = (int)min_i64(columns - width - 2, BAR_MOST);
-    if (columns > 0 && room >= BAR_LEAST && step->total_steps > 0) {
+    if (room >= BAR_LEAST && step->total_steps > 0) {
         format_bar(bar, sizeof bar, room, (double)step->step / (double)step->total_steps, utf8);
     }
     size_t bytes = 0;
     for (int i = 0; i < FIGURES && bytes < size; i++) {
-        if (figures[i].importance <= least_important) {
+        if (figures[i].importance <= importance) {
             bytes += (size_t)snprintf(out + bytes, size - bytes, "%s%s", i == 0 ? "" : "  ", figures[i].text);
         }
         if (i == 0 && bar[0] != '\0' && bytes < size) {
@@ -162,7 +174,7 @@ void format_step(char *out, size_t size, const struct step_metrics *step, int co
         }
     }
     if (columns > 0 && width > columns && (size_t)columns < size) {
-        out[columns] = '\0'; /* not even the most important fits */
+        out[columns] = '\0'; /* not even the most important figure fits */
     }
 }
 
