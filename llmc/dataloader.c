@@ -345,7 +345,7 @@ cleanup:
     return status;
 }
 
-static enum status check_shards(struct dataloader *loader, const char *option) {
+static enum status check_shards(struct dataloader *loader, const char *option, const char *pattern) {
     int seq_len = loader->options.seq_len;
     for (int i = 0; i < loader->shard_count; i++) {
         struct loader_shard *entry = &loader->shards[i];
@@ -362,10 +362,10 @@ static enum status check_shards(struct dataloader *loader, const char *option) {
         loader->tokens += entry->shard.tokens;
     }
     if (loader->options.repeat && loader->windows < call_sequences(loader)) {
-        return fail("%s: %" PRId64
+        return fail("%s %s: %" PRId64
                     " sequences of %d tokens are fewer than micro-batch %d times %d ranks; give more "
                     "data, a smaller --micro-batch or --seq-len, or fewer --ranks",
-            option, loader->windows, seq_len, loader->options.micro_batch, loader->options.ranks);
+            option, pattern, loader->windows, seq_len, loader->options.micro_batch, loader->options.ranks);
     }
     return STATUS_OK;
 }
@@ -378,7 +378,7 @@ static enum status open_loader(struct dataloader *loader) {
         loader->windows = INT64_MAX;
     } else {
         CHECK(find_shards(loader, pattern, option));
-        CHECK(check_shards(loader, option));
+        CHECK(check_shards(loader, option, pattern));
         CHECK(ALLOCATE(loader->window, loader->options.seq_len + 1));
     }
     return loader->options.prefetch ? prefetch_start(loader) : STATUS_OK;

@@ -105,7 +105,7 @@ fails "validation data that is not there" "--val-data" $small --val-data "$work/
 
 # ---- the run folder ----
 : >"$work/file"
-fails "run folder below a file" "$work/file/run" $small --run-dir "$work/file/run"
+fails "run folder below a file" "$work/file" $small --run-dir "$work/file/run"
 fails "run folder where nothing can be written" "/proc/flashgpt" $small --run-dir /proc/flashgpt
 if ! $train $small --run-dir "$work/run" --steps 4 --checkpoint-every 2 >"$work/out" 2>&1; then
     bad "a good run" "$(cat "$work/out")"
