@@ -522,7 +522,8 @@ static enum status verify(const char *folder) {
     size_t bytes;
     CHECK(path_join(checksums, sizeof checksums, folder, CHECKSUMS));
     CHECK(file_read_all(checksums, &text, &bytes));
-    enum status status = check_lines(folder, checksums, (const char *)text);
+    enum status status = memchr(text, 0, bytes) == NULL ? check_lines(folder, checksums, (const char *)text)
+                                                        : fail("%s: not a text", checksums);
     free(text);
     return status;
 }
