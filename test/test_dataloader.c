@@ -194,7 +194,7 @@ static void test_training_data_must_fill_one_batch_of_all_ranks(void) {
     write_counting_shard("a.bin", 0, 8 * 15 + 1);
     struct dataloader_options options = default_options(8, 4);
     options.ranks = 4;
-    expect_refused(&options, "--train-data: 15 sequences of 8 tokens",
+    expect_refused(&options, "*.bin: 15 sequences of 8 tokens",
         "fewer than micro-batch 4 times 4 ranks; give more data");
     options.ranks = 3;
     dataloader_close(open_or_exit(&options));
