@@ -74,6 +74,11 @@ void format_duration(char *out, size_t size, double seconds) {
     }
 }
 
+/* printf writes the sign of a NaN, which means nothing. */
+static double without_nan_sign(double value) {
+    return isnan(value) ? NAN : value;
+}
+
 /* ---- the progress line ---- */
 
 enum { FIGURES = 10, FIGURE_BYTES = 80, LEAST_IMPORTANT = 9 };
@@ -96,8 +101,8 @@ static void make_figures(struct figure figures[FIGURES], const struct step_metri
         snprintf((f++)->text, FIGURE_BYTES, __VA_ARGS__);                                                    \
     } while (0)
     FIGURE(0, "step %*lld/%s", steps_width, (long long)step->step, steps);
-    FIGURE(1, "loss %7.4f", step->loss);
-    FIGURE(5, "norm %6.3f", step->norm);
+    FIGURE(1, "loss %7.4f", without_nan_sign(step->loss));
+    FIGURE(5, "norm %6.3f", without_nan_sign(step->norm));
     FIGURE(6, "lr %.2e", step->learning_rate);
     format_three_digits(value, sizeof value, step->milliseconds);
     FIGURE(7, "%5s ms", value);
@@ -250,7 +255,8 @@ static void show_step(struct metrics_log *log, const struct step_metrics *step) 
     char line[1024];
     if (step->skipped) {
         snprintf(line, sizeof line, "step %lld skipped: %s (loss %.4f, norm %.3f)", (long long)step->step,
-            step->skip_reason != NULL ? step->skip_reason : "no reason given", step->loss, step->norm);
+            step->skip_reason != NULL ? step->skip_reason : "no reason given", without_nan_sign(step->loss),
+            without_nan_sign(step->norm));
         print_line(log, line);
     }
     if (log->terminal) {
@@ -501,7 +507,7 @@ enum status metrics_log_eval(
     char line[200], count[32];
     format_count(count, sizeof count, (double)tokens);
     snprintf(line, sizeof line, "step %lld  validation loss %.4f, perplexity %.2f (%s tokens in %.1f s)",
-        (long long)step, loss, exp(loss), count, seconds);
+        (long long)step, without_nan_sign(loss), without_nan_sign(exp(loss)), count, seconds);
     print_line(log, line);
     struct json_writer w;
     begin_event(&w, "eval", step);

@@ -201,7 +201,7 @@ static void test_a_plain_step_shows_everything(void) {
         "MFU 64.7%  mem 71.2 GiB of 140 GiB  ETA  1h37m");
     m.mfu = -1;
     m.memory_total_bytes = 0;
-    m.loss = NAN;
+    m.loss = -NAN; /* what a processor makes of 0 / 0 */
     format_step(line, sizeof line, &m, 0, true);
     EXPECT_STRING(line,
         "step  1234/20000  loss     nan  norm  0.421  lr 5.99e-04    312 ms   210k tok/s    640 TFLOP/s  "
