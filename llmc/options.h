@@ -1,4 +1,4 @@
-/* All options of the program: one table (options.c) drives the command line, the config file, --help, validation
+/* All options of the program: one table (options_table.c) drives the command line, the config file, --help, validation
    and what a checkpoint keeps.
 
    A value comes from the last of: its default, the checkpoint that a run resumes, the config file, the command line.
