@@ -21,6 +21,7 @@
 #include "llmc/metrics.h"
 #include "llmc/options.h"
 #include "llmc/plan.h"
+#include "llmc/profile.h"
 #include "llmc/random.h"
 #include "llmc/schedule.h"
 #include "llmc/tokenizer.h"
@@ -42,7 +43,10 @@ struct run {
 struct worker {
     const struct run *run;
     const struct options *options;
-    struct backend *backend;
+    struct backend *device;  /* the real one */
+    struct comm *ranks;      /* likewise */
+    struct profile *profile; /* NULL: off */
+    struct backend *backend; /* what the rest works with: the real ones, or the profiler's in front of them */
     struct comm *comm;
     struct model *model;
     struct optimizer *optimizer;
@@ -183,7 +187,9 @@ static enum status evaluate(struct worker *w) {
     double start = time_seconds();
     double totals[2] = {0.0, 0.0}; /* loss, tokens */
     size_t statistic_bytes = dtype_bytes(b->profile.statistic_dtype);
-    int64_t batches = ceil_div(dataloader_windows(w->val_data), o->micro_batch * w->comm->ranks);
+    int64_t sequences = o->micro_batch * w->comm->ranks; /* of a batch */
+    int64_t batches = dataloader_windows(w->val_data) / sequences;
+    batches += dataloader_windows(w->val_data) % sequences != 0;
     if (o->eval_batches > 0) {
         batches = min_i64(batches, o->eval_batches);
     }
@@ -311,13 +317,57 @@ static bool due(int64_t step, int64_t every) {
     return every > 0 && step % every == 0;
 }
 
+static enum status report_profile(struct worker *w) {
+    struct json_writer writer;
+    char *json;
+    size_t bytes;
+    if (w->log == NULL) {
+        return STATUS_OK;
+    }
+    json_writer_init(&writer, false);
+    json_begin_object(&writer);
+    json_key(&writer, "type");
+    json_string(&writer, "profile");
+    json_key(&writer, "step");
+    json_integer(&writer, w->state.step);
+    profile_write_json(w->profile, &writer);
+    json_end_object(&writer);
+    CHECK(json_writer_finish(&writer, &json, &bytes));
+    enum status status = metrics_log_json(w->log, json);
+    free(json);
+    if (!w->options->quiet) {
+        printf("\n");
+        profile_print(w->profile, stdout);
+        fflush(stdout);
+    }
+    return status;
+}
+
+/* A step, and with --profile what the profiler sees of it. */
+static enum status profiled_step(struct worker *w) {
+    enum { WARM_UP = 2 };
+    int64_t done = w->state.step - w->start_step;
+    bool measured = w->profile != NULL && done >= WARM_UP && done < WARM_UP + w->options->profile;
+    if (measured) {
+        CHECK(profile_begin_step(w->profile));
+    }
+    CHECK(train_step(w));
+    if (measured) {
+        CHECK(profile_end_step(w->profile));
+        if (profile_steps(w->profile) == w->options->profile) {
+            CHECK(report_profile(w));
+        }
+    }
+    return STATUS_OK;
+}
+
 static enum status train(struct worker *w) {
     const struct options *o = w->options;
     int64_t saved_step = w->state.step;
     w->start_seconds = time_seconds();
     w->start_step = w->state.step;
     while (w->state.step < o->steps) {
-        CHECK(train_step(w));
+        CHECK(profiled_step(w));
         int64_t step = w->state.step;
         bool last = step == o->steps;
         if (w->val_data != NULL && (due(step, o->eval_every) || (last && o->eval_every > 0))) {
@@ -485,11 +535,18 @@ static void print_summary(const struct worker *w) {
 static enum status set_up(struct worker *w, const struct launch_rank *rank) {
     const struct run *run = w->run;
     const struct options *o = w->options;
-    CHECK(create_backend(&w->backend, run, rank->local_rank, rank->local_ranks));
+    CHECK(create_backend(&w->device, run, rank->local_rank, rank->local_ranks));
+    w->backend = w->device;
     if (rank->ranks == 1) {
-        CHECK(comm_single_create(&w->comm));
+        CHECK(comm_single_create(&w->ranks));
     } else {
-        CHECK(comm_shared_create(&w->comm, rank->shared, rank->rank, o->comm_timeout));
+        CHECK(comm_shared_create(&w->ranks, rank->shared, rank->rank, o->comm_timeout));
+    }
+    w->comm = w->ranks;
+    if (o->profile > 0) {
+        CHECK(profile_create(&w->profile, w->device, &run->config));
+        w->backend = profile_backend(w->profile);
+        w->comm = profile_comm(w->profile, w->ranks);
     }
     w->peak_tflops = o->peak_tflops > 0.0 ? o->peak_tflops : w->backend->peak_tflops;
     w->micro_steps = (int)(o->global_batch / (o->ranks * o->micro_batch * o->seq_len));
@@ -525,7 +582,6 @@ static enum status open_log(struct worker *w) {
 }
 
 static void tear_down(struct worker *w) {
-    metrics_log_close(w->log);
     free(w->options_json);
     free(w->targets);
     free(w->inputs);
@@ -537,16 +593,21 @@ static void tear_down(struct worker *w) {
     tokenizer_close(w->tokenizer);
     dataloader_close(w->val_data);
     dataloader_close(w->train_data);
-    if (w->comm != NULL) {
-        w->comm->free(w->comm);
+    profile_free(w->profile);
+    if (w->ranks != NULL) {
+        w->ranks->free(w->ranks);
     }
-    if (w->backend != NULL) {
-        w->backend->free(w->backend);
+    if (w->device != NULL) {
+        w->device->free(w->device);
     }
 }
 
 static void print_end(const struct worker *w) {
     char duration[32];
+    if (w->options->dry_run) {
+        log_line("dry run  all is ready; nothing was trained or written");
+        return;
+    }
     format_duration(duration, sizeof duration, time_seconds() - w->start_seconds);
     log_line("done     step %lld of %lld in %s%s%s", (long long)w->state.step, (long long)w->options->steps,
         duration, w->last_checkpoint[0] != '\0' ? ", " : "", w->last_checkpoint);
@@ -581,17 +642,17 @@ static int rank_main(const struct launch_rank *rank, void *context) {
         if (status == STATUS_OK) {
             status = train(w);
         }
-        if (status == STATUS_OK && !run->options.quiet) {
-            print_end(w);
-        }
+    }
+    metrics_log_close(w->log); /* ends the progress line */
+    w->log = NULL;
+    if (status == STATUS_OK && !run->options.quiet) {
+        print_end(w);
     }
     if (status != STATUS_OK) {
-        metrics_log_close(w->log); /* ends the progress line */
-        w->log = NULL;
         if (launch_first_failure(rank)) { /* ranks that fail alike speak once */
-            print_error(status, run, w->backend);
+            print_error(status, run, w->device);
         }
-        comm_abort(w->comm);
+        comm_abort(w->ranks);
     }
     tear_down(w);
     return status == STATUS_OK ? 0 : 1;

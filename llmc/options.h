@@ -69,6 +69,7 @@ struct options {
     char *grad_dtype;     /* fp32 bf16 (CUDA) */
     char *attention;      /* auto standard fa1 fa2 fa3 */
     int64_t logits_mib;   /* most memory that a chunk of logits takes */
+    int64_t profile;      /* steps to measure; 0: none */
     double peak_tflops;   /* 0: from the table */
     double comm_timeout;  /* seconds */
     int64_t max_restarts; /* of a run whose rank died */

@@ -134,6 +134,8 @@ const struct option option_table[] = {
         .help = "attention kernel on a GPU; auto: the fastest for it"},
     {"logits-mib", DEVICE, false, INTEGER_OF(logits_mib, 1024, 1, 1048576), .unit = "MIB",
         .help = "most memory for logits; more tokens than fit go in several chunks"},
+    {"profile", DEVICE, false, INTEGER_OF(profile, 0, 0, 1000), .unit = "STEPS", .shown = "0: off",
+        .help = "measure where the time of so many steps goes, after two to warm up; prints a table"},
     {"peak-tflops", DEVICE, false, NUMBER_OF(peak_tflops, 0, 0, 1e6), .unit = "TFLOPS",
         .shown = "the GPU's by its name", .help = "dense bf16 peak that MFU is counted against"},
     {"comm-timeout", DEVICE, false, NUMBER_OF(comm_timeout, 600, 1, 1e6), .unit = "SECONDS",

@@ -71,7 +71,7 @@ enum status plan_make(struct plan *plan, const struct plan_options *options) {
 static void print_line(FILE *out, const char *name, uint64_t bytes, const char *remark) {
     char text[32];
     format_bytes(text, sizeof text, bytes);
-    fprintf(out, "  %-28s %12s  %s\n", name, text, remark);
+    fprintf(out, "  %-28s %12s%s%s\n", name, text, remark[0] != '\0' ? "  " : "", remark);
 }
 
 static const char *const group_names[BUFFER_GROUPS] = {

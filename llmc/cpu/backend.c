@@ -97,6 +97,27 @@ static enum status synchronize(struct backend *b) {
     return STATUS_OK;
 }
 
+/* ---- time ---- */
+
+static enum status mark(struct backend *b, int index) {
+    b->state->marks[index] = time_seconds();
+    return STATUS_OK;
+}
+
+static enum status elapsed(struct backend *b, int from, int to, double *milliseconds) {
+    *milliseconds = (b->state->marks[to] - b->state->marks[from]) * 1e3;
+    return STATUS_OK;
+}
+
+static void range_begin(struct backend *b, const char *name) {
+    (void)b;
+    (void)name;
+}
+
+static void range_end(struct backend *b) {
+    (void)b;
+}
+
 /* ---- life ---- */
 
 static void backend_free(struct backend *b) {
@@ -120,6 +141,10 @@ static void install(struct backend *b) {
     b->copy = copy;
     b->set_zero = set_zero;
     b->synchronize = synchronize;
+    b->mark = mark;
+    b->elapsed = elapsed;
+    b->range_begin = range_begin;
+    b->range_end = range_end;
     embedding_install(b);
     layernorm_install(b);
     linear_install(b);
@@ -133,6 +158,7 @@ static enum status prepare(struct backend *b, const char *device, int threads) {
     CHECK(backend_profile_find(&b->profile, device, "auto"));
     CHECK(ALLOCATE(b->state, 1));
     b->state->threads = threads;
+    snprintf(b->device_name, sizeof b->device_name, "CPU, %d thread%s", threads, threads == 1 ? "" : "s");
     b->state->total_bytes = physical_memory_bytes();
     b->profile.workspace_bytes = (size_t)threads * sizeof(struct scratch);
     void *scratch;

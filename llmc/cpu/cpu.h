@@ -71,6 +71,7 @@ struct backend_state {
     int threads;
     struct scratch *scratch; /* one a thread */
     uint64_t used_bytes, peak_bytes, total_bytes;
+    double marks[BACKEND_MARKS]; /* seconds */
 };
 
 /* Makes the parallel loops that follow run on the backend's threads. */
