@@ -48,6 +48,7 @@ struct profile {
     struct comm outer_comm;
     struct comm *inner_comm;
     struct model_config config;
+    const void *head_weight;
     struct row rows[ROWS];
     struct span spans[SPANS];
     int span_count;
@@ -167,18 +168,20 @@ static enum status layernorm_backward(struct backend *b, void *d_in, struct tens
             channels, accumulate_input, accumulate_parameters));
 }
 
-/* The layer is told by its shape. */
-static int linear_row(const struct profile *p, int in_features, int out_features, int pass) {
-    const struct model_config *c = &p->config;
-    int layer = LINEAR_LAYERS - 1, channels = c->channels;
-    if (in_features == channels) {
-        layer = out_features == model_padded_vocab(c)   ? 4
-                : out_features == model_qkv_features(c) ? 0
-                : out_features == channels              ? 1
-                : out_features == 4 * channels          ? 2
-                                                        : layer;
-    } else if (in_features == 4 * channels && out_features == channels) {
+/* The layer is told by its shape, but for the head, which alone has no bias and shows its weight that way. */
+static int linear_row(
+    const struct profile *p, int in_features, int out_features, const void *weight, int pass) {
+    int layer = LINEAR_LAYERS - 1, channels = p->config.channels;
+    if (weight == p->head_weight) {
+        layer = 4;
+    } else if (in_features == 4 * channels) {
         layer = 3;
+    } else if (out_features == model_qkv_features(&p->config)) {
+        layer = 0;
+    } else if (out_features == channels) {
+        layer = 1;
+    } else if (out_features == 4 * channels) {
+        layer = 2;
     }
     return layer * LINEAR_PASSES + pass;
 }
@@ -187,8 +190,11 @@ static enum status linear_forward(struct backend *b, void *out, void *pre_gelu, 
     const void *weight, const void *bias, int64_t rows, int in_features, int out_features,
     enum linear_epilogue epilogue) {
     struct profile *p = of(b);
-    MEASURED(linear_row(p, in_features, out_features, 0), 2.0 * (double)rows * in_features * out_features,
-        0.0,
+    if (bias == NULL) {
+        p->head_weight = weight;
+    }
+    MEASURED(linear_row(p, in_features, out_features, weight, 0),
+        2.0 * (double)rows * in_features * out_features, 0.0,
         p->inner->linear_forward(
             p->inner, out, pre_gelu, in, weight, bias, rows, in_features, out_features, epilogue));
 }
@@ -196,8 +202,8 @@ static enum status linear_forward(struct backend *b, void *out, void *pre_gelu, 
 static enum status linear_backward_input(struct backend *b, void *d_in, const void *d_out, const void *weight,
     const void *pre_gelu, int64_t rows, int in_features, int out_features) {
     struct profile *p = of(b);
-    MEASURED(linear_row(p, in_features, out_features, 1), 2.0 * (double)rows * in_features * out_features,
-        0.0,
+    MEASURED(linear_row(p, in_features, out_features, weight, 1),
+        2.0 * (double)rows * in_features * out_features, 0.0,
         p->inner->linear_backward_input(
             p->inner, d_in, d_out, weight, pre_gelu, rows, in_features, out_features));
 }
@@ -205,8 +211,8 @@ static enum status linear_backward_input(struct backend *b, void *d_in, const vo
 static enum status linear_backward_parameters(struct backend *b, struct tensor d_weight, struct tensor d_bias,
     const void *d_out, const void *in, int64_t rows, int in_features, int out_features, bool accumulate) {
     struct profile *p = of(b);
-    MEASURED(linear_row(p, in_features, out_features, 2), 2.0 * (double)rows * in_features * out_features,
-        0.0,
+    MEASURED(linear_row(p, in_features, out_features, d_bias.data == NULL ? p->head_weight : NULL, 2),
+        2.0 * (double)rows * in_features * out_features, 0.0,
         p->inner->linear_backward_parameters(
             p->inner, d_weight, d_bias, d_out, in, rows, in_features, out_features, accumulate));
 }
@@ -398,16 +404,16 @@ static struct row sum_rows(const struct profile *p, int first, int last) {
 
 static void print_row(const struct profile *p, FILE *out, const char *name, const struct row *row) {
     double ms = row->milliseconds / p->steps;
-    double tflops = row->flops / row->milliseconds / 1e9, gbs = row->bytes / row->milliseconds / 1e6;
+    double gflops = row->flops / row->milliseconds / 1e6, gbs = row->bytes / row->milliseconds / 1e6;
     fprintf(out, "  %-26s %7lld %10.3f %6.1f%%", name, (long long)(row->calls / p->steps), ms,
         100.0 * row->milliseconds / p->step_milliseconds);
     if (row->flops > 0.0) {
-        fprintf(out, " %10.1f TFLOP/s", tflops);
+        fprintf(out, " %9.1f %s", gflops < 1e3 ? gflops : gflops / 1e3, gflops < 1e3 ? "GFLOP/s" : "TFLOP/s");
         if (p->inner->peak_tflops > 0.0) {
-            fprintf(out, " %5.1f%%", 100.0 * tflops / p->inner->peak_tflops);
+            fprintf(out, " %5.1f%%", gflops / 10.0 / p->inner->peak_tflops);
         }
     } else if (row->bytes > 0.0) {
-        fprintf(out, " %10.0f GB/s    %5.1f%%", gbs, 100.0 * gbs / p->copy_gbs);
+        fprintf(out, " %9.1f GB/s    %5.1f%%", gbs, 100.0 * gbs / p->copy_gbs);
     }
     fprintf(out, "\n");
 }
