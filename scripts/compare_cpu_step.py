@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Times a training step on the CPU, train_gpt's against PyTorch's: gpt2-124m, 4 sequences of 64 tokens, fp32.
+
+Both do the same work: forward, backward, clipping by the global norm, AdamW (PyTorch's fused one). They take turns,
+because a machine's speed changes over minutes, and each turn's first steps are not counted. Prints the median and the
+fastest step of each and the ratio of the medians; exit code 1 if it is over --limit.
+
+Build train_gpt with OpenBLAS first; other work on the machine spoils the result.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+from reference_model import Config, GPT, adamw_groups
+
+BATCH, SEQ_LEN = 4, 64
+GPT2_124M = Config(layers=12, channels=768, heads=12, kv_heads=12, seq_len=SEQ_LEN, vocab_size=50257)
+LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, CLIP = 1e-4, (0.9, 0.95), 1e-8, 0.1, 1.0
+WARMUP_STEPS = 2
+
+
+class PyTorch:
+    def __init__(self, threads, compiled):
+        torch.set_num_threads(threads)
+        self.parameters_of = GPT(GPT2_124M)
+        self.model = torch.compile(self.parameters_of) if compiled else self.parameters_of
+        self.optimizer = torch.optim.AdamW(
+            adamw_groups(self.parameters_of, WEIGHT_DECAY), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, fused=True
+        )
+
+    def step(self):
+        tokens = torch.randint(GPT2_124M.vocab_size, (BATCH, SEQ_LEN + 1))
+        logits = self.model(tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters_of.parameters(), CLIP)
+        self.optimizer.step()
+        return loss.item()
+
+    def turn(self, steps):
+        milliseconds = []
+        for _ in range(WARMUP_STEPS + steps):
+            start = time.perf_counter()
+            self.step()
+            milliseconds.append(1000 * (time.perf_counter() - start))
+        return milliseconds[WARMUP_STEPS:]
+
+
+def train_gpt_turn(program, threads, steps):
+    with tempfile.TemporaryDirectory() as folder:
+        options = {
+            "model": "gpt2-124m", "seq-len": SEQ_LEN, "micro-batch": BATCH, "train-data": "synthetic",
+            "steps": WARMUP_STEPS + steps, "learning-rate": LEARNING_RATE, "schedule": "constant",
+            "beta1": BETAS[0], "beta2": BETAS[1], "epsilon": EPSILON, "weight-decay": WEIGHT_DECAY, "clip": CLIP,
+            "checkpoint-every": 0, "device": "cpu", "threads": threads, "run-dir": folder,
+        }
+        command = [program, "--quiet"] + [f"--{name}={value}" for name, value in options.items()]
+        subprocess.run(command, check=True)
+        lines = [json.loads(line) for line in (Path(folder) / "log.jsonl").read_text().splitlines()]
+    return [line["ms"] for line in lines if line["type"] == "step"][WARMUP_STEPS:]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", default="./train_gpt", help="default: ./train_gpt")
+    parser.add_argument("--threads", type=int, default=2, help="of each (default: 2)")
+    parser.add_argument("--turns", type=int, default=4, help="of each (default: 4)")
+    parser.add_argument("--steps", type=int, default=5, help="counted steps of a turn (default: 5)")
+    parser.add_argument("--compile", action="store_true", help="let PyTorch compile its model")
+    parser.add_argument("--limit", type=float, default=1.25, help="largest ratio that is good (default: 1.25)")
+    arguments = parser.parse_args()
+
+    pytorch = PyTorch(arguments.threads, arguments.compile)
+    times = {"PyTorch": [], "train_gpt": []}
+    for turn in range(arguments.turns):
+        times["PyTorch"] += pytorch.turn(arguments.steps)
+        times["train_gpt"] += train_gpt_turn(arguments.program, arguments.threads, arguments.steps)
+        print(f"turn {turn + 1} of {arguments.turns}", file=sys.stderr)
+    for name, milliseconds in times.items():
+        print(f"{name:10} median {statistics.median(milliseconds):7.1f} ms, fastest {min(milliseconds):7.1f} ms "
+              f"({len(milliseconds)} steps, {arguments.threads} threads)")
+    ratio = statistics.median(times["train_gpt"]) / statistics.median(times["PyTorch"])
+    print(f"train_gpt takes {ratio:.2f} times as long as PyTorch (limit {arguments.limit})")
+    return 0 if ratio <= arguments.limit else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
