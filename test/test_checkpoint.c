@@ -906,6 +906,8 @@ struct full_disk {
 
 static void save_on_a_full_disk(struct rank *r, const void *argument) {
     const struct full_disk *full = argument;
+    EXPECT(optimizer_initialize(r->optimizer, 1) ==
+           STATUS_OK); /* OpenMP starts, and may make files, before the limit */
     if (r->comm->rank == full->full_rank) {
         struct rlimit limit;
         signal(SIGXFSZ, SIG_IGN);
