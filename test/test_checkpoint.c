@@ -101,7 +101,7 @@ static void on_ranks(const struct setup *setup, rank_work work, const void *argu
             work(&r, argument);
             free_rank(&r);
             fflush(stdout);
-            _exit(test_failures_in_this_ == 0 ? 0 : 1);
+            exit(test_failures_in_this_ == 0 ? 0 : 1);
         }
     }
     for (int rank = 0; rank < setup->ranks; rank++) {
