@@ -1,5 +1,23 @@
-/* Softmax and cross-entropy in one pass over the logits, which become their gradient in place. */
+/* Softmax and cross-entropy of a row at a time; its logits become their gradient in place. */
 #include "cpu.h"
+
+enum { BLOCK = 512 };
+
+/* The sum of exp(row - highest); the row becomes these exponentials when they are to be kept. */
+static real sum_exponentials(real *row, int count, real highest, bool keep) {
+    real block[BLOCK], sum = 0;
+    for (int first = 0; first < count; first += BLOCK) {
+        int width = (int)min_i64(BLOCK, count - first);
+        for (int i = 0; i < width; i++) {
+            block[i] = exp_real(row[first + i] - highest);
+        }
+        sum += sum_row(block, width);
+        if (keep) {
+            memcpy(row + first, block, (size_t)width * sizeof(real));
+        }
+    }
+    return sum;
+}
 
 /* The loss of one row; with write_gradient the row becomes (softmax - onehot) * d_loss. */
 static real classify_row(
@@ -11,16 +29,7 @@ static real classify_row(
         return 0;
     }
     real highest = max_row(row, vocab_size), target_logit = row[target];
-    real lane[LANES] = {0};
-    for (int i = 0; i < vocab_size; i += LANES) {
-        int width = (int)min_i64(LANES, vocab_size - i);
-        for (int l = 0; l < width; l++) {
-            real e = exp_real(row[i + l] - highest);
-            lane[l] += e;
-            row[i + l] = write_gradient ? e : row[i + l];
-        }
-    }
-    real sum = lanes_sum(lane);
+    real sum = sum_exponentials(row, vocab_size, highest, write_gradient);
     if (write_gradient) {
         real factor = d_loss / sum;
         for (int i = 0; i < vocab_size; i++) {

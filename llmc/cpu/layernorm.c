@@ -9,7 +9,7 @@
 
 static const double EPSILON = 1e-5;
 
-enum { ROW_BLOCK = 64 };
+enum { ROW_BLOCK = 64, CHANNEL_BLOCK = 256 };
 
 static void normalize_row(
     real *out, real *mean, real *rstd, const real *in, const real *weight, const real *bias, int channels) {
@@ -68,17 +68,17 @@ static enum status residual_forward(
 
 static void backward_row(real *d_in, const real *d_out, const real *in, const real *weight, real mean,
     real rstd, int channels, bool accumulate) {
-    real sum_lane[LANES] = {0}, dot_lane[LANES] = {0};
-    for (int c = 0; c < channels; c += LANES) {
-        int width = (int)min_i64(LANES, channels - c);
-        for (int l = 0; l < width; l++) {
-            real g = weight[c + l] * d_out[c + l];
-            sum_lane[l] += g;
-            dot_lane[l] += g * (in[c + l] - mean);
+    real g[CHANNEL_BLOCK], centered[CHANNEL_BLOCK], g_sum = 0, g_dot = 0;
+    for (int first = 0; first < channels; first += CHANNEL_BLOCK) {
+        int width = (int)min_i64(CHANNEL_BLOCK, channels - first);
+        for (int c = 0; c < width; c++) {
+            g[c] = weight[first + c] * d_out[first + c];
+            centered[c] = in[first + c] - mean;
         }
+        g_sum += sum_row(g, width);
+        g_dot += dot_rows(g, centered, width);
     }
-    real mean_g = lanes_sum(sum_lane) / (real)channels;
-    real slope = lanes_sum(dot_lane) * rstd * rstd / (real)channels;
+    real mean_g = g_sum / (real)channels, slope = g_dot * rstd * rstd / (real)channels;
     for (int c = 0; c < channels; c++) {
         real d = rstd * (weight[c] * d_out[c] - mean_g - (in[c] - mean) * slope);
         d_in[c] = accumulate ? d_in[c] + d : d;

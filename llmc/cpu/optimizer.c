@@ -5,16 +5,20 @@
 
 /* A buffer is cut into so many chunks whatever the number of threads; chunks are summed in double precision, and their
    sums in order. */
-enum { SUM_CHUNKS = 256, SUM_LANES = 8 };
+enum { SUM_CHUNKS = 256, SUM_LANES = 16 };
 
 static double sum_chunk(const real *in, int64_t count, bool squares) {
     double lane[SUM_LANES] = {0};
-    for (int64_t i = 0; i < count; i += SUM_LANES) {
-        int width = (int)min_i64(SUM_LANES, count - i);
-        for (int l = 0; l < width; l++) {
+    int64_t i = 0;
+    for (; i + SUM_LANES <= count; i += SUM_LANES) {
+        for (int l = 0; l < SUM_LANES; l++) {
             double x = in[i + l];
             lane[l] += squares ? x * x : x;
         }
+    }
+    for (int l = 0; i < count; i++, l++) {
+        double x = in[i];
+        lane[l] += squares ? x * x : x;
     }
     double total = 0;
     for (int l = 0; l < SUM_LANES; l++) {

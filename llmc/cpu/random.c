@@ -15,40 +15,38 @@ static enum status check_float(struct tensor t) {
 }
 
 static void load_block(double *out, struct tensor in, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        switch (in.dtype) {
-        case DTYPE_F64:
-            out[i] = ((const double *)in.data)[i];
-            break;
-        case DTYPE_F32:
-            out[i] = ((const float *)in.data)[i];
-            break;
-        case DTYPE_BF16:
-            out[i] = bf16_to_float(((const uint16_t *)in.data)[i]);
-            break;
-        default:
-            out[i] = f16_to_float(((const uint16_t *)in.data)[i]);
-            break;
-        }
+    const double *f64 = in.data;
+    const float *f32 = in.data;
+    const uint16_t *bits = in.data;
+    for (int64_t i = 0; i < count && in.dtype == DTYPE_F64; i++) {
+        out[i] = f64[i];
+    }
+    for (int64_t i = 0; i < count && in.dtype == DTYPE_F32; i++) {
+        out[i] = f32[i];
+    }
+    for (int64_t i = 0; i < count && in.dtype == DTYPE_BF16; i++) {
+        out[i] = bf16_to_float(bits[i]);
+    }
+    for (int64_t i = 0; i < count && in.dtype == DTYPE_F16; i++) {
+        out[i] = f16_to_float(bits[i]);
     }
 }
 
 static void store_block(struct tensor out, const double *in, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        switch (out.dtype) {
-        case DTYPE_F64:
-            ((double *)out.data)[i] = in[i];
-            break;
-        case DTYPE_F32:
-            ((float *)out.data)[i] = (float)in[i];
-            break;
-        case DTYPE_BF16:
-            ((uint16_t *)out.data)[i] = float_to_bf16((float)in[i]);
-            break;
-        default:
-            ((uint16_t *)out.data)[i] = float_to_f16((float)in[i]);
-            break;
-        }
+    double *f64 = out.data;
+    float *f32 = out.data;
+    uint16_t *bits = out.data;
+    for (int64_t i = 0; i < count && out.dtype == DTYPE_F64; i++) {
+        f64[i] = in[i];
+    }
+    for (int64_t i = 0; i < count && out.dtype == DTYPE_F32; i++) {
+        f32[i] = (float)in[i];
+    }
+    for (int64_t i = 0; i < count && out.dtype == DTYPE_BF16; i++) {
+        bits[i] = float_to_bf16((float)in[i]);
+    }
+    for (int64_t i = 0; i < count && out.dtype == DTYPE_F16; i++) {
+        bits[i] = float_to_f16((float)in[i]);
     }
 }
 
