@@ -5,8 +5,9 @@
 #include <math.h>
 
 enum {
-    VECTOR_BYTES = 16,    /* of every load and store of the kernels */
-    ALIGNMENT_BYTES = 256 /* of saved and workspace, and of what lies in them */
+    VECTOR_BYTES = 16,     /* of every load and store of the kernels */
+    ALIGNMENT_BYTES = 256, /* of saved and workspace, and of what lies in them */
+    LARGEST_SIZE = 1 << 30 /* of any dimension: positions fit an int with room to spare */
 };
 
 /* ---- memory ---- */
@@ -20,6 +21,11 @@ static size_t array_bytes(int64_t a, int64_t b, int64_t c, int64_t d, size_t byt
 /* a + b, where SIZE_MAX stays. */
 static size_t add_bytes(size_t a, size_t b) {
     return a == SIZE_MAX || b == SIZE_MAX ? SIZE_MAX : a + b;
+}
+
+static size_t no_bytes(const struct attention_params *p) {
+    (void)p;
+    return 0;
 }
 
 /* P, written by forward and read by backward. */
@@ -57,9 +63,14 @@ struct fa2_workspace fa2_workspace(const struct attention_params *p) {
     w.turns_offset = add_bytes(w.dq_offset,
         array_bytes(p->batch, p->heads, w.padded_rows, fa2_padded_head_dim(p->head_dim), sizeof(float)));
     int64_t row_blocks = w.padded_rows / FA2_SMALLEST_ROW_BLOCK;
-    w.turns_bytes = array_bytes(p->batch, p->heads, row_blocks + 1, 1, sizeof(int32_t));
-    w.bytes = add_bytes(w.turns_offset, w.turns_bytes);
+    w.ticket_offset =
+        add_bytes(w.turns_offset, array_bytes(p->batch, p->heads, row_blocks, 1, sizeof(int32_t)));
+    w.bytes = add_bytes(w.ticket_offset, sizeof(int32_t));
     return w;
+}
+
+static size_t fa2_workspace_bytes(const struct attention_params *p) {
+    return fa2_workspace(p).bytes;
 }
 
 /* ---- the table ---- */
@@ -71,6 +82,7 @@ struct fa2_workspace fa2_workspace(const struct attention_params *p) {
 #endif
 
 static const struct attention_kernel kernels[] = {
+    {"fa2", no_bytes, fa2_workspace_bytes FUNCTIONS(fa2)},
     {"standard", standard_saved_bytes, standard_workspace_bytes FUNCTIONS(standard)},
 };
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
@@ -116,9 +128,8 @@ static enum status check_sizes(const struct attention_params *p, bool reference)
     } sizes[] = {{"batch", p->batch}, {"seqlen_q", p->seqlen_q}, {"seqlen_k", p->seqlen_k},
         {"heads", p->heads}, {"kv_heads", p->kv_heads}, {"head_dim", p->head_dim}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        if (sizes[i].value < 1 || sizes[i].value > INT32_MAX) {
-            return fail(
-                "attention: %s is %lld, must be 1 to 2^31 - 1", sizes[i].name, (long long)sizes[i].value);
+        if (sizes[i].value < 1 || sizes[i].value > LARGEST_SIZE) {
+            return fail("attention: %s is %lld, must be 1 to 2^30", sizes[i].name, (long long)sizes[i].value);
         }
     }
     if (p->heads % p->kv_heads != 0) {

@@ -333,7 +333,7 @@ static void test_invalid_parameters_are_refused_with_the_reason(void) {
     EXPECT_REFUSED(p.saved = NULL, "saved is NULL, needs 512 bytes");
     EXPECT_REFUSED(p.workspace = NULL, "workspace is NULL, needs 5376 bytes");
     EXPECT_REFUSED(p.workspace = (char *)p.workspace + 16, "is not a multiple of 256 bytes");
-    EXPECT_REFUSED((p.batch = p.heads = p.seqlen_q = p.seqlen_k = INT32_MAX - 1), "more memory than can be");
+    EXPECT_REFUSED((p.batch = p.heads = p.seqlen_q = p.seqlen_k = 1 << 30), "more memory than can be");
     struct attention_params p = valid_params();
     EXPECT(attention_check("fa9", &p, true) == STATUS_ERROR);
     EXPECT_CONTAINS(error_message(), "no kernel \"fa9\"; known are");
@@ -357,6 +357,29 @@ static void test_the_standard_kernel_keeps_its_probabilities(void) {
     EXPECT(attention_saved_bytes("fa9", &p) == 0);
 }
 
+static void test_fa2_needs_memory_linear_in_the_sequence_and_saves_nothing(void) {
+    struct attention_params p = {.dtype = DTYPE_BF16,
+        .batch = 1,
+        .seqlen_q = 1 << 18,
+        .seqlen_k = 1 << 18,
+        .heads = 16,
+        .kv_heads = 16,
+        .head_dim = 128};
+    EXPECT(attention_saved_bytes("fa2", &p) == 0);
+    size_t long_bytes = attention_workspace_bytes("fa2", &p);
+    p.seqlen_q = p.seqlen_k = 1 << 16;
+    size_t short_bytes = attention_workspace_bytes("fa2", &p);
+    EXPECT_NEAR((double)long_bytes / (double)short_bytes, 4, 1e-3);
+    /* dQ in fp32 is most of it */
+    EXPECT(short_bytes > (size_t)16 * 65536 * 128 * 4 && short_bytes < (size_t)16 * 65536 * 132 * 4);
+}
+
+static void test_kernels_are_listed_best_first(void) {
+    EXPECT_STRING(attention_kernel_name(0), "fa2");
+    EXPECT_STRING(attention_kernel_name(1), "standard");
+    EXPECT(attention_kernel_name(2) == NULL && attention_kernel_name(-1) == NULL);
+}
+
 int main(void) {
     RUN(test_one_key_gives_its_value_and_its_score_as_lse);
     RUN(test_two_keys_are_weighted_three_to_one);
@@ -371,5 +394,7 @@ int main(void) {
     RUN(test_valid_parameters_pass);
     RUN(test_invalid_parameters_are_refused_with_the_reason);
     RUN(test_the_standard_kernel_keeps_its_probabilities);
+    RUN(test_fa2_needs_memory_linear_in_the_sequence_and_saves_nothing);
+    RUN(test_kernels_are_listed_best_first);
     return test_summary();
 }

@@ -1,0 +1,176 @@
+/* What the FlashAttention-2 kernels, forward and backward, share. */
+#ifndef ATTENTION_FA2_CUH
+#define ATTENTION_FA2_CUH
+
+#include "attention/mma_sm80.cuh"
+
+constexpr float LOG2_E = 1.4426950408889634f;
+
+/* ---- generations ---- */
+
+/* Kilobytes of shared memory that a block may have; the tile tables are by it. */
+constexpr int shared_kb_of(int compute_capability) {
+    return compute_capability == 80 || compute_capability == 87                                  ? 163
+           : compute_capability == 90 || (compute_capability >= 100 && compute_capability < 120) ? 227
+                                                                                                 : 99;
+}
+/* Kernels for other generations than the one being compiled are empty. */
+#ifdef __CUDA_ARCH__
+constexpr int COMPILED_SHARED_KB = shared_kb_of(__CUDA_ARCH__ / 10);
+#else
+constexpr int COMPILED_SHARED_KB = 0;
+#endif
+
+/* Pass<dtype, padded head dimension, SHARED_KB>::call(p) for what the arguments and the device are. */
+template <template <enum dtype, int, int> class Pass, enum dtype TYPE, int SHARED_KB>
+static enum status dispatch_head_dim(const struct attention_params *p) {
+    switch (fa2_padded_head_dim(p->head_dim)) {
+    case 64:
+        return Pass<TYPE, 64, SHARED_KB>::call(p);
+    case 80:
+        return Pass<TYPE, 80, SHARED_KB>::call(p);
+    case 96:
+        return Pass<TYPE, 96, SHARED_KB>::call(p);
+    case 128:
+        return Pass<TYPE, 128, SHARED_KB>::call(p);
+    case 192:
+        return Pass<TYPE, 192, SHARED_KB>::call(p);
+    default:
+        return Pass<TYPE, 256, SHARED_KB>::call(p);
+    }
+}
+
+template <template <enum dtype, int, int> class Pass, enum dtype TYPE>
+static enum status dispatch_generation(const struct attention *a, const struct attention_params *p) {
+    switch (shared_kb_of(a->compute_capability)) {
+    case 163:
+        return dispatch_head_dim<Pass, TYPE, 163>(p);
+    case 227:
+        return dispatch_head_dim<Pass, TYPE, 227>(p);
+    default:
+        return dispatch_head_dim<Pass, TYPE, 99>(p);
+    }
+}
+
+template <template <enum dtype, int, int> class Pass>
+static enum status dispatch(const struct attention *a, const struct attention_params *p) {
+    return p->dtype == DTYPE_BF16 ? dispatch_generation<Pass, DTYPE_BF16>(a, p)
+                                  : dispatch_generation<Pass, DTYPE_F16>(a, p);
+}
+
+/* ---- the order of blocks ---- */
+
+/* One-dimensional grid over (batch and head, block of the sequence). Blocks of `together` heads are neighbours, first
+   block of every head first: those heads' tensors share the L2 cache while they are worked on, and the longest blocks of
+   a causal mask start first. */
+struct block_order {
+    int blocks;   /* of one head */
+    int heads;    /* of the batch's sequences altogether */
+    int together; /* divides the grid into groups of this many heads */
+
+    __device__ __forceinline__ void find(unsigned index, int *block, int *head) const {
+        unsigned group = index / (unsigned)(together * blocks), rest = index % (unsigned)(together * blocks);
+        unsigned first = group * together, members = min((unsigned)together, heads - first);
+        *block = (int)(rest / members);
+        *head = (int)(first + rest % members);
+    }
+};
+
+enum { L2_SHARE_BYTES = 16 << 20 }; /* for one group: well under half of any L2 cache of interest */
+
+/* bytes_a_head: what is read again and again of one head */
+static inline block_order order_blocks(int64_t blocks, int64_t heads, int64_t bytes_a_head) {
+    int64_t together = max_i64(L2_SHARE_BYTES / bytes_a_head, 1);
+    return {(int)blocks, (int)heads, (int)min_i64(together, heads)};
+}
+
+/* ---- fragments ---- */
+
+/* Two neighbouring C fragments as the A fragment of the next product. */
+template <enum dtype TYPE>
+__device__ __forceinline__ void pack_fragment(
+    uint32_t (&a)[4], const float (&left)[4], const float (&right)[4]) {
+    a[0] = pack<TYPE>(left[0], left[1]);
+    a[1] = pack<TYPE>(left[2], left[3]);
+    a[2] = pack<TYPE>(right[0], right[1]);
+    a[3] = pack<TYPE>(right[2], right[3]);
+}
+
+template <int M, int N> __device__ __forceinline__ void clear(float (&fragments)[M][N][4]) {
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                fragments[m][n][i] = 0;
+            }
+        }
+    }
+}
+
+/* How a C fragment of every lane lies in memory, 4 * LANES floats: as a warp adds it best. sm_90 has reductions of four
+   floats; before, a lane's floats lie LANES apart, so that each reduction of a warp is one line of 128 bytes. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int FRAGMENT_STRIDE = LANES, FRAGMENT_LANE_STRIDE = 1;
+#else
+constexpr int FRAGMENT_STRIDE = 1, FRAGMENT_LANE_STRIDE = 4;
+#endif
+
+__device__ __forceinline__ void load_fragment(float (&c)[4], const float *from) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        c[i] = from[i * FRAGMENT_STRIDE + lane_index() * FRAGMENT_LANE_STRIDE];
+    }
+}
+
+__device__ __forceinline__ void add_fragment(float *to, const float (&c)[4]) {
+    float *lane = to + lane_index() * FRAGMENT_LANE_STRIDE;
+    if constexpr (FRAGMENT_STRIDE == 1) {
+        reduce_add_4(lane, c);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            atomicAdd(lane + i * FRAGMENT_STRIDE, c[i]);
+        }
+    }
+}
+
+/* ---- order between thread blocks ---- */
+
+/* Spins until another block has published `value`; what it wrote before can then be read. */
+__device__ __forceinline__ void wait_for_value(int *at, int value) {
+    while (load_acquire(at) != value) {
+    }
+}
+
+/* The next number, for the whole block. `shared` is free for it, before and after. */
+__device__ __forceinline__ unsigned draw_ticket(int *ticket, uint32_t shared) {
+    if (threadIdx.x == 0) {
+        store_shared(shared, (uint32_t)atomicAdd(ticket, 1));
+    }
+    __syncthreads();
+    uint32_t drawn = load_shared(shared);
+    __syncthreads();
+    return drawn;
+}
+
+/* ---- leaving shared memory ---- */
+
+/* The first valid_rows of ROWS rows of a shared tile to memory, `columns` of each, by THREADS threads of which this is
+   number `thread`. */
+template <int ROWS, int COLUMNS, int THREADS>
+__device__ __forceinline__ void store_tile(
+    uint16_t *to, int64_t row_stride, uint32_t tile, int valid_rows, int columns, int thread) {
+    using shared = shared_tile<COLUMNS>;
+#pragma unroll
+    for (int i = thread; i < ROWS * shared::CHUNKS; i += THREADS) {
+        int row = i / shared::CHUNKS, chunk = i % shared::CHUNKS;
+        if (row < valid_rows && chunk * CHUNK < columns) {
+            *(uint4 *)(to + row * row_stride + chunk * CHUNK) =
+                load_shared_chunk(tile + shared::offset(row, chunk));
+        }
+    }
+}
+
+#endif
