@@ -1,0 +1,504 @@
+/* What a whole run promises, checked on ./train_gpt itself with a model that trains in a second:
+   - killed, interrupted or crippled at random moments and resumed, it ends with the very losses and weights of a run
+     that nobody disturbed;
+   - the number of ranks, the ZeRO stage and the split into micro-batches change the losses by rounding at most.
+
+   Moments are random: the seed is printed, FLASHGPT_TEST_SEED repeats it. A run that gets to its end between two
+   faults is compared and followed by a new one, so that start and end are hit as well as the middle. */
+#include "llmc/json.h"
+#include "llmc/random.h"
+#include "llmc/shard.h"
+#include "test.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { STEPS = 20, FAULTS = 50, MAX_RANKS = 4, PATH_BYTES = 512, MAX_EVENTS = 200, PATIENCE_SECONDS = 60 };
+
+static char folder[PATH_BYTES / 2]; /* of all files of this test */
+static uint64_t seed;
+static const char *trainer = "./train_gpt";
+
+/* ---- files ---- */
+
+static void make_shard(const char *name, uint64_t stream, int64_t tokens) {
+    char path[PATH_BYTES];
+    uint16_t *values = malloc((size_t)tokens * sizeof *values);
+    /* every fourth token follows from the one before: something to learn */
+    for (int64_t i = 0; i < tokens; i++) {
+        int drawn = (int)(random_uniform(11, stream, (uint64_t)i) * 64);
+        values[i] = (uint16_t)(i % 4 == 3 ? (values[i - 1] * 5 + 3) % 64 : drawn);
+    }
+    EXPECT(path_join(path, sizeof path, folder, name) == STATUS_OK);
+    EXPECT(shard_write(path, values, tokens) == STATUS_OK);
+    free(values);
+}
+
+/* The losses in a run's log in their order, and the bytes of its last weights. */
+struct outcome {
+    int events;
+    struct {
+        bool evaluation;
+        int64_t step;
+        double loss, norm;
+    } event[MAX_EVENTS];
+    uint8_t *weights;
+    size_t weights_bytes;
+};
+
+static void read_event(struct outcome *o, const char *line, size_t bytes) {
+    struct json *json;
+    const char *type = "";
+    EXPECT(json_parse(&json, line, bytes, "log.jsonl") == STATUS_OK);
+    EXPECT(json_get_string(json, "type", &type, "log.jsonl") == STATUS_OK);
+    bool step = strcmp(type, "step") == 0, evaluation = strcmp(type, "eval") == 0;
+    if ((step || evaluation) && o->events < MAX_EVENTS) {
+        int64_t number = 0;
+        double loss = NAN, norm = 0;
+        EXPECT(json_get_integer(json, "step", 1, STEPS, &number, "log.jsonl") == STATUS_OK);
+        EXPECT(json_get_number(json, "loss", &loss, "log.jsonl") == STATUS_OK);
+        EXPECT(!step || json_get_number(json, "norm", &norm, "log.jsonl") == STATUS_OK);
+        o->event[o->events].evaluation = evaluation;
+        o->event[o->events].step = number;
+        o->event[o->events].loss = loss;
+        o->event[o->events++].norm = norm;
+    }
+    json_free(json);
+}
+
+/* Reads what there is; a run may have been killed in the middle of a line. */
+static void read_log(struct outcome *o, const char *run_dir) {
+    char path[2 * PATH_BYTES];
+    uint8_t *log;
+    size_t bytes;
+    memset(o, 0, sizeof *o);
+    snprintf(path, sizeof path, "%s/log.jsonl", run_dir);
+    if (!path_exists(path)) {
+        return;
+    }
+    EXPECT(file_read_all(path, &log, &bytes) == STATUS_OK);
+    for (char *line = (char *)log, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        read_event(o, line, (size_t)(end - line));
+    }
+    free(log);
+}
+
+static void checkpoint_path(char *path, size_t size, const char *run_dir, int step) {
+    snprintf(path, size, "%s/checkpoints/step-%08d/model.safetensors", run_dir, step);
+}
+
+/* The newest checkpoint's step, 0: none. */
+static int saved_step(const char *run_dir) {
+    char path[2 * PATH_BYTES];
+    int step = STEPS;
+    for (; step > 0; step--) {
+        checkpoint_path(path, sizeof path, run_dir, step);
+        if (path_exists(path)) {
+            break;
+        }
+    }
+    return step;
+}
+
+static int64_t logged_step(const char *run_dir) {
+    struct outcome o;
+    read_log(&o, run_dir);
+    return o.events == 0 ? 0 : o.event[o.events - 1].step;
+}
+
+static void read_outcome(struct outcome *o, const char *run_dir) {
+    char path[2 * PATH_BYTES];
+    read_log(o, run_dir);
+    checkpoint_path(path, sizeof path, run_dir, STEPS);
+    EXPECT(file_read_all(path, &o->weights, &o->weights_bytes) == STATUS_OK);
+}
+
+static void free_outcome(struct outcome *o) {
+    free(o->weights);
+}
+
+static bool same_weights(const struct outcome *a, const struct outcome *b) {
+    return a->weights_bytes == b->weights_bytes && memcmp(a->weights, b->weights, a->weights_bytes) == 0;
+}
+
+/* Every step once and in order, all losses and norms of the same bits. */
+static bool same_losses(const struct outcome *a, const struct outcome *b) {
+    bool same = a->events == b->events;
+    for (int i = 0; same && i < a->events; i++) {
+        same = a->event[i].evaluation == b->event[i].evaluation && a->event[i].step == b->event[i].step &&
+               a->event[i].loss == b->event[i].loss && a->event[i].norm == b->event[i].norm;
+    }
+    return same;
+}
+
+/* ---- the trainer as a child ---- */
+
+struct trainer {
+    const char *run_dir;
+    pid_t process;
+    int errors; /* read end of its stderr */
+    char text[4096];
+    int ending;
+};
+
+/* One command for the first start and every resume. `more` ends with NULL. */
+static void trainer_start(struct trainer *t, const char *run_dir, const char *const *more) {
+    char data[PATH_BYTES], validation[PATH_BYTES];
+    snprintf(data, sizeof data, "%s/train*.bin", folder);
+    snprintf(validation, sizeof validation, "%s/val.bin", folder);
+    const char *arguments[64] = {trainer, "--device", "cpu", "--threads", "1", "--quiet", "--model", "tiny",
+        "--layers", "2", "--channels", "32", "--heads", "4", "--seq-len", "16", "--vocab-size", "64",
+        "--global-batch", "128", "--steps", "20", "--warmup-steps", "4", "--learning-rate", "3e-3",
+        "--train-data", data, "--val-data", validation, "--eval-every", "5", "--eval-batches", "0",
+        "--sample-every", "0", "--run-dir", run_dir, "--resume"};
+    int count = 0, ends[2];
+    while (arguments[count] != NULL) {
+        count++;
+    }
+    for (; *more != NULL && count < 63; more++) {
+        arguments[count++] = *more;
+    }
+    t->run_dir = run_dir;
+    EXPECT(pipe(ends) == 0);
+    fflush(stdout);
+    t->process = fork();
+    if (t->process == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[0]);
+        close(ends[1]);
+        if (freopen("/dev/null", "w", stdout) == NULL) {
+            _exit(126);
+        }
+        execv(arguments[0], (char *const *)arguments);
+        _exit(127);
+    }
+    close(ends[1]);
+    t->errors = ends[0];
+}
+
+/* True once it has ended. */
+static bool trainer_ended(struct trainer *t) {
+    siginfo_t info = {0};
+    return waitid(P_PID, (id_t)t->process, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+}
+
+/* Waits until the trainer and all its ranks have closed stderr; false if that takes too long. */
+static bool trainer_wait(struct trainer *t) {
+    size_t length = 0;
+    ssize_t got = 1;
+    double deadline = time_seconds() + PATIENCE_SECONDS;
+    while (got > 0 && length < sizeof t->text - 1) {
+        struct pollfd watched = {t->errors, POLLIN, 0};
+        if (time_seconds() > deadline) {
+            kill(t->process, SIGKILL);
+            break;
+        }
+        if (poll(&watched, 1, 1000) > 0) {
+            got = read(t->errors, t->text + length, sizeof t->text - 1 - length);
+            length += got > 0 ? (size_t)got : 0;
+        }
+    }
+    t->text[length] = '\0';
+    close(t->errors);
+    EXPECT(waitpid(t->process, &t->ending, 0) == t->process);
+    return got == 0;
+}
+
+static void run_to_end(const char *run_dir, const char *const *more) {
+    struct trainer t;
+    trainer_start(&t, run_dir, more);
+    EXPECT(trainer_wait(&t));
+    EXPECT_STRING(t.text, "");
+    EXPECT(t.ending == 0);
+}
+
+/* The process of rank 0 or 1 of two; -1 if they are not both there (yet, or any more). */
+static pid_t find_rank(const struct trainer *t, int rank) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)t->process, (int)t->process);
+    FILE *file = fopen(path, "r");
+    int process[2] = {-1, -1};
+    if (file == NULL) {
+        return -1;
+    }
+    bool both = fscanf(file, "%d %d", &process[0], &process[1]) == 2;
+    fclose(file);
+    return both ? process[rank] : -1;
+}
+
+/* ---- faults ---- */
+
+static double draw(uint64_t *index) {
+    return random_uniform(seed, 0, (*index)++);
+}
+
+/* Strikes a running trainer, waits for its end and judges exit code and stderr. */
+typedef void (*fault)(struct trainer *t, uint64_t *index);
+
+static void ended_well(const struct trainer *t) {
+    EXPECT(t->ending == 0);
+    EXPECT_STRING(t->text, "");
+}
+
+/* With one line that says why; unless it was through before the fault came. */
+static void ended_for(const struct trainer *t, int code, const char *message) {
+    if (t->ending == 0) {
+        ended_well(t);
+        return;
+    }
+    EXPECT(WIFEXITED(t->ending) && WEXITSTATUS(t->ending) == code);
+    EXPECT_CONTAINS(t->text, message);
+    EXPECT(t->text[0] != '\0' && strchr(t->text, '\n') == t->text + strlen(t->text) - 1);
+}
+
+static void ended_by_signal(const struct trainer *t, int number) {
+    EXPECT(t->ending == 0 || (WIFSIGNALED(t->ending) && WTERMSIG(t->ending) == number));
+    EXPECT_STRING(t->text, "");
+}
+
+static void kill_all(struct trainer *t, uint64_t *index) {
+    (void)index;
+    kill(t->process, SIGKILL);
+    EXPECT(trainer_wait(t));
+    ended_by_signal(t, SIGKILL);
+}
+
+static void ask_to_stop(struct trainer *t, uint64_t *index) {
+    (void)index;
+    kill(t->process, SIGTERM);
+    EXPECT(trainer_wait(t));
+    if (WIFEXITED(t->ending) && WEXITSTATUS(t->ending) == 128 + SIGTERM) {
+        ended_for(
+            t, 128 + SIGTERM, "was killed by signal 15"); /* a rank that did not listen to signals yet */
+    } else {
+        ended_by_signal(t, SIGTERM);
+        EXPECT(t->ending != 0 || saved_step(t->run_dir) == logged_step(t->run_dir));
+    }
+}
+
+static void kill_rank(struct trainer *t, int rank, pid_t process) {
+    char message[128];
+    snprintf(message, sizeof message, "rank %d was killed by signal 9 (Killed)", rank);
+    kill(process, SIGKILL);
+    EXPECT(trainer_wait(t));
+    ended_for(t, 128 + SIGKILL, message);
+}
+
+static void delay_rank(struct trainer *t, pid_t process) {
+    kill(process, SIGSTOP);
+    usleep(200000);
+    kill(process, SIGCONT);
+    EXPECT(trainer_wait(t));
+    ended_well(t);
+}
+
+static void stop_rank(struct trainer *t, int rank, pid_t process) {
+    char message[128];
+    snprintf(message, sizeof message, "rank %d did not arrive within 2 s", rank);
+    kill(process, SIGSTOP);
+    for (double start = time_seconds(); time_seconds() - start < 8 && !trainer_ended(t);) {
+        usleep(10000);
+    }
+    if (!trainer_ended(t)) { /* stopped after its last word to the others */
+        kill(process, SIGCONT);
+    }
+    EXPECT(trainer_wait(t));
+    ended_for(t, STATUS_PEER_LOST, message);
+}
+
+static void strike_a_rank(struct trainer *t, uint64_t *index) {
+    int rank = draw(index) < 0.5 ? 0 : 1;
+    double choice = draw(index);
+    pid_t process = find_rank(t, rank);
+    if (process <= 0 || choice < 0.1) {
+        kill_all(t, index);
+    } else if (choice < 0.2) {
+        ask_to_stop(t, index);
+    } else if (choice < 0.84) {
+        kill_rank(t, rank, process);
+    } else if (choice < 0.94) {
+        delay_rank(t, process);
+    } else {
+        stop_rank(t, rank, process);
+    }
+}
+
+static void finish_run(const char *run_dir, const struct outcome *reference) {
+    struct outcome disturbed;
+    read_outcome(&disturbed, run_dir);
+    EXPECT(same_losses(&disturbed, reference));
+    EXPECT(same_weights(&disturbed, reference));
+    free_outcome(&disturbed);
+    remove_tree(run_dir);
+}
+
+/* One start of the run; returns whether the fault came before the end. */
+static bool disturb(
+    const char *run_dir, const char *const *more, fault strike, double longest_seconds, uint64_t *index) {
+    struct trainer t;
+    trainer_start(&t, run_dir, more);
+    usleep((useconds_t)(draw(index) * longest_seconds * 1e6));
+    if (!trainer_ended(&t)) {
+        strike(&t, index);
+        return true;
+    }
+    EXPECT(trainer_wait(&t));
+    ended_well(&t);
+    return false;
+}
+
+static void disturb_runs(const char *name, fault strike, const char *const *more) {
+    char run_dir[PATH_BYTES];
+    struct outcome reference;
+    snprintf(run_dir, sizeof run_dir, "%s/%s-reference", folder, name);
+    double start = time_seconds();
+    run_to_end(run_dir, more);
+    double whole_seconds = time_seconds() - start;
+    read_outcome(&reference, run_dir);
+    EXPECT(reference.events == STEPS + STEPS / 5);
+    EXPECT(reference.event[reference.events - 1].loss < reference.event[0].loss);
+    uint64_t index = 0;
+    int faults = 0, runs = 0;
+    while (test_failures_in_this_ == 0 && faults < FAULTS) {
+        snprintf(run_dir, sizeof run_dir, "%s/%s-%d", folder, name, runs);
+        int saved = saved_step(run_dir);
+        faults += disturb(run_dir, more, strike, 0.6 * whole_seconds, &index);
+        if (faults == FAULTS) {
+            run_to_end(run_dir, more);
+        }
+        EXPECT(logged_step(run_dir) >= saved); /* what was saved is not done again */
+        if (saved_step(run_dir) == STEPS) {
+            finish_run(run_dir, &reference);
+            runs++;
+        }
+    }
+    printf("    %d faults in %d runs, seed %llu\n", faults, runs, (unsigned long long)seed);
+    free_outcome(&reference);
+}
+
+static void a_run_killed_at_50_random_moments_ends_as_if_nothing_had_happened(void) {
+    static const char *const more[] = {"--micro-batch", "4", "--checkpoint-every", "1", NULL};
+    disturb_runs("killed", kill_all, more);
+}
+
+static void a_run_asked_to_stop_at_50_random_moments_ends_as_if_nothing_had_happened(void) {
+    /* saves when asked, not at every step */
+    static const char *const more[] = {"--micro-batch", "4", "--checkpoint-every", "7", NULL};
+    disturb_runs("asked", ask_to_stop, more);
+}
+
+static void ranks_killed_stopped_or_delayed_at_50_random_moments_lose_nothing(void) {
+    static const char *const more[] = {
+        "--micro-batch", "2", "--checkpoint-every", "1", "--ranks", "2", "--comm-timeout", "2", NULL};
+    disturb_runs("ranks", strike_a_rank, more);
+}
+
+static void a_run_restarts_by_itself_when_its_ranks_are_killed(void) {
+    static const char *const calm[] = {"--micro-batch", "4", "--checkpoint-every", "1", "--ranks", "2", NULL};
+    static const char *const more[] = {
+        "--micro-batch", "4", "--checkpoint-every", "1", "--ranks", "2", "--max-restarts", "100", NULL};
+    enum { KILLS = 10 };
+    char run_dir[PATH_BYTES];
+    struct outcome reference;
+    struct trainer t;
+    uint64_t index = 0;
+    snprintf(run_dir, sizeof run_dir, "%s/restarts-reference", folder);
+    double start = time_seconds();
+    run_to_end(run_dir, calm);
+    double longest_seconds = (time_seconds() - start) / 2;
+    read_outcome(&reference, run_dir);
+    snprintf(run_dir, sizeof run_dir, "%s/restarts", folder);
+    trainer_start(&t, run_dir, more);
+    int kills = 0;
+    while (kills < KILLS && !trainer_ended(&t)) {
+        usleep((useconds_t)(draw(&index) * longest_seconds * 1e6));
+        pid_t process = find_rank(&t, draw(&index) < 0.5 ? 0 : 1);
+        kills += process > 0 && kill(process, SIGKILL) == 0;
+    }
+    EXPECT(trainer_wait(&t));
+    EXPECT(t.ending == 0);
+    EXPECT_CONTAINS(t.text, "restart 1 of 100");
+    finish_run(run_dir, &reference);
+    printf("    %d kills, seed %llu\n", kills, (unsigned long long)seed);
+    free_outcome(&reference);
+}
+
+/* ---- ranks, ZeRO stages and micro-batches ---- */
+
+static void train_split(struct outcome *o, int ranks, int zero, int micro_batch) {
+    char run_dir[PATH_BYTES], ranks_text[12], zero_text[12], micro_batch_text[12];
+    snprintf(run_dir, sizeof run_dir, "%s/split-%d-%d-%d", folder, ranks, zero, micro_batch);
+    snprintf(ranks_text, sizeof ranks_text, "%d", ranks);
+    snprintf(zero_text, sizeof zero_text, "%d", zero);
+    snprintf(micro_batch_text, sizeof micro_batch_text, "%d", micro_batch);
+    const char *const more[] = {
+        "--ranks", ranks_text, "--zero", zero_text, "--micro-batch", micro_batch_text, NULL};
+    run_to_end(run_dir, more);
+    read_outcome(o, run_dir);
+    EXPECT(o->events == STEPS + STEPS / 5);
+    remove_tree(run_dir);
+}
+
+static void ranks_zero_stages_and_micro_batches_give_the_same_losses(void) {
+    struct outcome reference;
+    train_split(&reference, 1, 0, 8);
+    double largest = 0;
+    for (int ranks = 1; ranks <= MAX_RANKS; ranks *= 2) {
+        for (int micro_batch = 1; micro_batch <= 8 / ranks; micro_batch *= 2) {
+            struct outcome stage0, stage1;
+            train_split(&stage0, ranks, 0, micro_batch);
+            train_split(&stage1, ranks, 1, micro_batch);
+            EXPECT(same_losses(&stage0, &stage1));
+            EXPECT(same_weights(&stage0, &stage1));
+            for (int i = 0; i < reference.events && i < stage0.events; i++) {
+                double loss = reference.event[i].loss;
+                EXPECT_NEAR(stage0.event[i].loss, loss, 1e-6 * loss);
+                largest = fmax(largest, fabs(stage0.event[i].loss - loss) / loss);
+            }
+            free_outcome(&stage0);
+            free_outcome(&stage1);
+        }
+    }
+    printf("    losses differ by %.1e of their value at most\n", largest);
+    free_outcome(&reference);
+}
+
+/* In memory where that is possible: there fsync costs nothing, and what kill does to a process is the same. */
+static bool make_folder(void) {
+    const char *parent = getenv("TMPDIR");
+    if (parent == NULL) {
+        parent = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    }
+    snprintf(folder, sizeof folder, "%s/flashgpt-runs-XXXXXX", parent);
+    return mkdtemp(folder) != NULL;
+}
+
+int main(void) {
+    const char *given = getenv("FLASHGPT_TEST_SEED");
+    seed = given != NULL ? strtoull(given, NULL, 10) : (uint64_t)getpid();
+    if (getenv("FLASHGPT_TRAINER") != NULL) { /* of another build */
+        trainer = getenv("FLASHGPT_TRAINER");
+    }
+    if (access(trainer, X_OK) != 0) {
+        printf("%s is not there: make builds it\n", trainer);
+        return 1;
+    }
+    if (!make_folder()) {
+        printf("%s: %s\n", folder, strerror(errno));
+        return 1;
+    }
+    make_shard("train-0.bin", 0, 1500);
+    make_shard("train-1.bin", 1, 900);
+    make_shard("val.bin", 2, 700);
+    RUN(a_run_killed_at_50_random_moments_ends_as_if_nothing_had_happened);
+    RUN(a_run_asked_to_stop_at_50_random_moments_ends_as_if_nothing_had_happened);
+    RUN(ranks_killed_stopped_or_delayed_at_50_random_moments_lose_nothing);
+    RUN(a_run_restarts_by_itself_when_its_ranks_are_killed);
+    RUN(ranks_zero_stages_and_micro_batches_give_the_same_losses);
+    remove_tree(folder);
+    return test_summary();
+}
