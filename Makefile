@@ -89,6 +89,7 @@ OBJECTS := $(HOST_OBJECTS) $(CPU_OBJECTS) $(CUDA_OBJECTS)
 TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
 TEST_SCRIPTS := $(wildcard test/test_*.sh)
 GPU_TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/gpu_*.c))
+GPU_TEST_SCRIPTS := $(wildcard test/gpu_*.sh)
 FUZZERS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/fuzz_*.c))
 
 .PHONY: all train test test-unit gpu-tests test-gpu fuzz format format-check config help clean
@@ -161,7 +162,7 @@ test-unit: $(TESTS)
 
 gpu-tests: $(GPU_TESTS)
 test-gpu: all $(GPU_TESTS)
-	test/run_tests.sh $(BUILD) $(GPU_TESTS)
+	test/run_tests.sh $(BUILD) $(GPU_TESTS) $(GPU_TEST_SCRIPTS)
 
 # libFuzzer harnesses (clang): make fuzz CC=clang BUILD=build-fuzz SANITIZE=fuzzer-no-link,address,undefined
 fuzz: LDFLAGS += -fsanitize=fuzzer
