@@ -220,7 +220,9 @@ struct saving {
         uint64_t xxh64, bytes;
     } moments, *all_moments; /* this rank's file; on every rank, all ranks' */
     uint64_t weights_xxh64;
-    uint64_t bytes; /* that this rank wrote */
+    uint64_t bytes;  /* that this rank wrote */
+    char *checksums; /* the text of checksums.xxh64 */
+    size_t checksums_bytes, checksums_capacity;
 };
 
 static enum status make_temporary_folder(const struct saving *s, const char *run_dir) {
@@ -242,55 +244,55 @@ static enum status write_tensors(struct saving *s) {
     return status;
 }
 
-/* A small file, on disk when this returns. The caller's text is freed. */
-static enum status write_text(struct saving *s, const char *name, char *text, size_t bytes, uint64_t *xxh64) {
+static void add_checksum(struct saving *s, uint64_t xxh64, const char *name) {
+    s->checksums_bytes += (size_t)snprintf(s->checksums + s->checksums_bytes,
+        s->checksums_capacity - s->checksums_bytes, "%016" PRIx64 "  %s\n", xxh64, name);
+}
+
+/* A small file, on disk when this returns. */
+static enum status write_text(struct saving *s, const char *name, const char *text, size_t bytes) {
     char path[PATH_BYTES];
+    CHECK(path_join(path, sizeof path, s->temporary, name));
+    CHECK(file_write_all(path, text, bytes));
+    s->bytes += bytes;
+    return file_sync(path);
+}
+
+static enum status write_and_add_checksum(
+    struct saving *s, const char *name, const char *text, size_t bytes) {
     struct xxh64 checksum;
     xxh64_init(&checksum);
     xxh64_update(&checksum, text, bytes);
-    *xxh64 = xxh64_digest(&checksum);
-    enum status status = path_join(path, sizeof path, s->temporary, name);
-    if (status == STATUS_OK) {
-        status = file_write_all(path, text, bytes);
-    }
-    if (status == STATUS_OK) {
-        status = file_sync(path);
-    }
+    add_checksum(s, xxh64_digest(&checksum), name);
+    return write_text(s, name, text, bytes);
+}
+
+static enum status write_config_and_state(struct saving *s) {
+    char *text;
+    size_t bytes;
+    CHECK(hugging_face_config_text(model_get_config(s->optimizer->model), &text, &bytes));
+    enum status status = write_and_add_checksum(s, CONFIG, text, bytes);
     free(text);
-    s->bytes += bytes;
+    CHECK(status);
+    CHECK(state_text(s->optimizer, s->state, s->options_json, &text, &bytes));
+    status = write_and_add_checksum(s, STATE, text, bytes);
+    free(text);
     return status;
 }
 
-static enum status write_checksums(struct saving *s, uint64_t config_xxh64, uint64_t state_xxh64) {
-    enum { LINE_BYTES = 16 + 2 + MOMENTS_NAME_BYTES + 1 };
+static enum status write_texts(struct saving *s) {
+    enum { LINE_BYTES = 16 + 2 + MOMENTS_NAME_BYTES + 1, FILES_BESIDE_MOMENTS = 3 };
     int ranks = s->optimizer->comm->ranks;
-    size_t capacity = (size_t)(ranks + 3) * LINE_BYTES + 1, used = 0;
-    char *text;
-    uint64_t unused;
-    CHECK(ALLOCATE(text, capacity));
-#define LINE(xxh64, name)                                                                                    \
-    used += (size_t)snprintf(text + used, capacity - used, "%016" PRIx64 "  %s\n", xxh64, name)
-    LINE(s->weights_xxh64, WEIGHTS);
-    LINE(config_xxh64, CONFIG);
-    LINE(state_xxh64, STATE);
+    s->checksums_capacity = (size_t)(ranks + FILES_BESIDE_MOMENTS) * LINE_BYTES + 1;
+    CHECK(ALLOCATE(s->checksums, s->checksums_capacity));
+    add_checksum(s, s->weights_xxh64, WEIGHTS);
     for (int rank = 0; rank < ranks; rank++) {
         char name[MOMENTS_NAME_BYTES];
         moments_file_name(name, rank, ranks);
-        LINE(s->all_moments[rank].xxh64, name);
+        add_checksum(s, s->all_moments[rank].xxh64, name);
     }
-#undef LINE
-    return write_text(s, CHECKSUMS, text, used, &unused);
-}
-
-static enum status write_texts(struct saving *s) {
-    char *text;
-    size_t bytes;
-    uint64_t config_xxh64, state_xxh64;
-    CHECK(hugging_face_config_text(model_get_config(s->optimizer->model), &text, &bytes));
-    CHECK(write_text(s, CONFIG, text, bytes, &config_xxh64));
-    CHECK(state_text(s->optimizer, s->state, s->options_json, &text, &bytes));
-    CHECK(write_text(s, STATE, text, bytes, &state_xxh64));
-    CHECK(write_checksums(s, config_xxh64, state_xxh64));
+    CHECK(write_config_and_state(s));
+    CHECK(write_text(s, CHECKSUMS, s->checksums, s->checksums_bytes));
     return file_sync(s->temporary);
 }
 
@@ -307,7 +309,8 @@ static enum status set_aside(const char *parent, int64_t step, char aside[PATH_B
     return rename_folder(path, aside);
 }
 
-/* A folder of that name is there if it is damaged and the resume passed it over: the new one takes its place. */
+/* A folder of that name is there if it is damaged and the resume passed it over: the new one takes its place. A kill
+   between the renames loses no more than that one. */
 static enum status publish(const struct saving *s) {
     char aside[PATH_BYTES] = "";
     if (path_exists(s->final)) {
@@ -315,7 +318,10 @@ static enum status publish(const struct saving *s) {
     }
     CHECK(rename_folder(s->temporary, s->final));
     CHECK(file_sync(s->parent));
-    return aside[0] != '\0' ? remove_tree(aside) : STATUS_OK;
+    if (aside[0] != '\0') {
+        remove_tree(aside); /* the new one is there whatever becomes of the old; pruning tries again */
+    }
+    return STATUS_OK;
 }
 
 /* Rounds 1 to 4; collective. */
@@ -342,6 +348,7 @@ enum status checkpoint_save(const char *run_dir, struct optimizer *optimizer, co
     CHECK(step_folder(s.temporary, s.parent, TEMPORARY_PREFIX, state->step));
     CHECK(step_folder(s.final, s.parent, "", state->step));
     enum status status = save(&s, run_dir);
+    free(s.checksums);
     free(s.all_moments);
     if (status == STATUS_ERROR) {
         fail("%s: step %" PRId64 " is not saved, earlier checkpoints are as they were: %s", s.parent,

@@ -737,8 +737,8 @@ static void test_checksums_are_those_of_the_files_in_the_form_that_xxh64sum_read
     size_t bytes;
     EXPECT(file_read_all(path_of("step-00000012/checksums.xxh64"), &text, &bytes) == STATUS_OK);
     char expected[1024] = "";
-    static const char *const names[] = {"model.safetensors", "config.json", "state.json",
-        "optimizer-00000-of-00002.safetensors", "optimizer-00001-of-00002.safetensors"};
+    static const char *const names[] = {"model.safetensors", "optimizer-00000-of-00002.safetensors",
+        "optimizer-00001-of-00002.safetensors", "config.json", "state.json"};
     for (int i = 0; i < 5; i++) {
         char name[128];
         uint64_t xxh64 = 0;
