@@ -72,9 +72,10 @@ static inline enum status check_channels(const char *op, int channels) {
    device) only when an op asks for more than any before it. */
 enum status scratch_reserve(struct backend *b, void **out, size_t bytes);
 
-/* partials.cu: out (columns) = or += sum over i of partials (parts, row_stride)[i, 0..columns), in the order of i. */
-enum status partials_sum(struct backend *b, struct tensor out, const float *partials, int parts,
-    int64_t row_stride, int columns, bool accumulate);
+/* partials.cu: first (columns) and second (columns, data may be NULL) = or += the sum over i of row i of partials,
+   which holds `columns` sums for each of them; in the order of i. */
+enum status partials_sum(struct backend *b, struct tensor first, struct tensor second, const float *partials,
+    int parts, int columns, bool accumulate);
 
 /* ---- matrix products: column-major, as cuBLAS counts ---- */
 
@@ -158,6 +159,19 @@ __device__ inline void gradient_store8(
         }
         store16(p, pack8(sum));
     }
+}
+
+/* Copies of 16 bytes into shared memory that run while the thread goes on, in groups: wait<N> returns when all but the
+   thread's last N groups are there. */
+__device__ inline void copy_async16(uint4 *shared, const bf16 *global) {
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
+}
+__device__ inline void copy_async_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int PENDING> __device__ inline void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 __device__ inline float warp_sum(float value) {

@@ -142,7 +142,8 @@ static enum status column_sums(
     column_sums_kernel<<<dim3((unsigned)slabs, (unsigned)parts), THREADS, 0, b->state->stream>>>(
         (float *)partials, (const bf16 *)in, rows, rows_per_block, columns);
     CHECK(launched("column_sums"));
-    return partials_sum(b, out, (const float *)partials, (int)parts, columns, columns, accumulate);
+    struct tensor none = {NULL, out.dtype};
+    return partials_sum(b, out, none, (const float *)partials, (int)parts, columns, accumulate);
 }
 
 static enum status linear_backward_parameters(struct backend *b, struct tensor d_weight, struct tensor d_bias,

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { CANDIDATES = 16, TIMED_RUNS = 3, WORKSPACE_BYTES = 64 << 20 };
+enum { CANDIDATES = 16, ROUNDS = 4, WORKSPACE_BYTES = 64 << 20 };
 
 /* What tells one plan from another: all int64_t, so that it compares as bytes and prints as a list. */
 struct plan_key {
@@ -257,24 +257,39 @@ static enum status run(struct backend *b, const struct plan *plan, const struct 
 
 /* ---- choosing by time ---- */
 
-/* Milliseconds of the fastest of a few runs; FLT_MAX if the candidate does not run. */
+/* Milliseconds of one run; FLT_MAX if the candidate does not run. */
 static enum status time_candidate(struct backend *b, const struct plan *plan, const struct matmul *p,
-    const cublasLtMatmulAlgo_t *algorithm, cudaEvent_t start, cudaEvent_t stop, float *best) {
-    /* Accumulating, the trial runs must leave D as it is: their products shrink to nothing. */
+    const cublasLtMatmulAlgo_t *algorithm, cudaEvent_t start, cudaEvent_t stop, float *milliseconds) {
+    /* accumulating, the trial runs must leave D as it is: their products shrink to nothing */
     float alpha = p->accumulate ? FLT_MIN : 1.0f;
-    *best = FLT_MAX;
-    for (int i = 0; i <= TIMED_RUNS; i++) {
-        CUDA_CHECK(cudaEventRecord(start, b->state->stream));
-        if (run(b, plan, p, algorithm, alpha) != STATUS_OK) {
-            *best = FLT_MAX;
-            return STATUS_OK;
-        }
-        CUDA_CHECK(cudaEventRecord(stop, b->state->stream));
-        CUDA_CHECK(cudaEventSynchronize(stop));
-        float milliseconds;
-        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start, stop));
-        if (i > 0 && milliseconds < *best) { /* the first run loads code */
-            *best = milliseconds;
+    *milliseconds = FLT_MAX;
+    CUDA_CHECK(cudaEventRecord(start, b->state->stream));
+    if (run(b, plan, p, algorithm, alpha) != STATUS_OK) {
+        return STATUS_OK;
+    }
+    CUDA_CHECK(cudaEventRecord(stop, b->state->stream));
+    CUDA_CHECK(cudaEventSynchronize(stop));
+    CUDA_CHECK(cudaEventElapsedTime(milliseconds, start, stop));
+    return STATUS_OK;
+}
+
+/* Candidates run in turns, so that all see the same clock rates; one that falls behind by a tenth is out. */
+static enum status time_rounds(struct backend *b, struct plan *plan, const struct matmul *p,
+    const cublasLtMatmulHeuristicResult_t *candidates, int count, cudaEvent_t start, cudaEvent_t stop) {
+    float fastest[CANDIDATES], best = FLT_MAX;
+    for (int round = 0; round <= ROUNDS; round++) {
+        for (int i = 0; i < count; i++) {
+            float milliseconds;
+            if (round > 1 && fastest[i] > 1.1f * best) {
+                continue;
+            }
+            CHECK(time_candidate(b, plan, p, &candidates[i].algo, start, stop, &milliseconds));
+            /* the first run loads code */
+            fastest[i] = round <= 1 || milliseconds < fastest[i] ? milliseconds : fastest[i];
+            if (round > 0 && fastest[i] < best) {
+                best = fastest[i];
+                plan->algorithm = candidates[i].algo;
+            }
         }
     }
     return STATUS_OK;
@@ -285,15 +300,7 @@ static enum status choose_by_time(struct backend *b, struct plan *plan, const st
     cudaEvent_t start, stop;
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));
-    float best = FLT_MAX, milliseconds;
-    enum status status = STATUS_OK;
-    for (int i = 0; i < count && status == STATUS_OK; i++) {
-        status = time_candidate(b, plan, p, &candidates[i].algo, start, stop, &milliseconds);
-        if (status == STATUS_OK && milliseconds < best) {
-            best = milliseconds;
-            plan->algorithm = candidates[i].algo;
-        }
-    }
+    enum status status = time_rounds(b, plan, p, candidates, count, start, stop);
     cudaEventDestroy(stop);
     cudaEventDestroy(start);
     return status;

@@ -7,25 +7,27 @@
 
 enum { COLUMNS = 32, ROWS = 32 };
 
-__global__ void partials_sum_kernel(
-    struct tensor out, const float *partials, int parts, int64_t row_stride, int columns, bool accumulate) {
+__global__ void partials_sum_kernel(struct tensor first, struct tensor second, const float *partials,
+    int parts, int row_elements, int columns, bool accumulate) {
     __shared__ float sums[ROWS][COLUMNS];
     int column = blockIdx.x * COLUMNS + threadIdx.x;
     float sum = 0.0f;
-    if (column < columns) {
+    if (column < row_elements) {
 #pragma unroll 4
         for (int i = threadIdx.y; i < parts; i += ROWS) {
-            sum += partials[i * row_stride + column];
+            sum += partials[(int64_t)i * row_elements + column];
         }
     }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
-    if (threadIdx.y > 0 || column >= columns) {
+    if (threadIdx.y > 0 || column >= row_elements) {
         return;
     }
     for (int i = 1; i < ROWS; i++) {
         sum += sums[i][threadIdx.x];
     }
+    struct tensor out = column < columns ? first : second;
+    column -= column < columns ? 0 : columns;
     if (out.dtype == DTYPE_F32) {
         float *to = static_cast<float *>(out.data) + column;
         *to = accumulate ? *to + sum : sum;
@@ -35,9 +37,10 @@ __global__ void partials_sum_kernel(
     }
 }
 
-enum status partials_sum(struct backend *b, struct tensor out, const float *partials, int parts,
-    int64_t row_stride, int columns, bool accumulate) {
-    partials_sum_kernel<<<(unsigned)ceil_div(columns, COLUMNS), dim3(COLUMNS, ROWS), 0, b->state->stream>>>(
-        out, partials, parts, row_stride, columns, accumulate);
+enum status partials_sum(struct backend *b, struct tensor first, struct tensor second, const float *partials,
+    int parts, int columns, bool accumulate) {
+    int row_elements = second.data != NULL ? 2 * columns : columns;
+    partials_sum_kernel<<<(unsigned)ceil_div(row_elements, COLUMNS), dim3(COLUMNS, ROWS), 0,
+        b->state->stream>>>(first, second, partials, parts, row_elements, columns, accumulate);
     return launched("partials_sum");
 }
