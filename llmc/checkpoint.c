@@ -470,8 +470,8 @@ enum status checkpoint_prune(const char *run_dir, int64_t step, int64_t keep, in
 
 /* ---- finding a valid one ---- */
 
-/* One line of checksums.xxh64, whose end is replaced by a zero. */
-static enum status check_line(const char *folder, const char *checksums, char *line) {
+/* One line of checksums.xxh64, without its end. */
+static enum status check_line(const char *folder, const char *checksums, const char *line) {
     char path[PATH_BYTES];
     bool well_formed = strspn(line, "0123456789abcdef") == 16 && strncmp(line + 16, "  ", 2) == 0 &&
                        line[18] != '\0' && strchr(line, '/') == NULL;
