@@ -1,10 +1,11 @@
 /* Collectives between ranks. One interface; shared memory between the processes of one machine behind it on
    the CPU (comm_shared.c), NCCL on GPUs (comm_nccl.cu).
 
-   Data collectives work on the backend's memory. Each starts when everything enqueued on the compute stream so far
-   is done, runs beside what is enqueued later, and is complete for the compute stream after comm_wait(slot).
-   Every rank calls the same collectives in the same order. Sums add the ranks in rank order: all-reduce and
-   reduce-scatter of the same data give the same bits. The maximum or minimum of values with a NaN is NaN.
+   Data collectives work on the backend's memory. Each starts when everything enqueued on the compute stream
+   so far is done, runs beside what is enqueued later, and is complete for the compute stream after
+   wait(slot). Every rank calls the same collectives in the same order. Sums add the ranks in rank
+   order: all-reduce and reduce-scatter of the same data give the same bits. The maximum or minimum of
+   values with a NaN is NaN.
 
    Errors: STATUS_PEER_LOST names the rank that died or did not answer within the timeout. After one, the
    communicator is of no more use than to be freed. */
@@ -26,8 +27,8 @@ struct comm {
 
     /* in place over `count` elements */
     enum status (*all_reduce)(struct comm *c, struct tensor data, int64_t count, enum comm_op op, int slot);
-    /* data holds ranks * count elements; afterwards elements [rank * count, (rank + 1) * count) are summed over ranks,
-       the others are undefined */
+    /* data holds ranks * count elements; afterwards elements [rank * count, (rank + 1) * count) are summed
+       over ranks, the others are undefined */
     enum status (*reduce_scatter)(struct comm *c, struct tensor data, int64_t count, int slot);
     /* data holds ranks * count elements; every rank's own part is filled; afterwards all parts are */
     enum status (*all_gather)(struct comm *c, struct tensor data, int64_t count, int slot);
@@ -77,8 +78,8 @@ struct comm_loss comm_shared_memory_loss(const struct comm_shared_memory *memory
 enum status comm_shared_create(
     struct comm **out, struct comm_shared_memory *memory, int rank, double timeout_seconds);
 
-/* A rank that failed tells the others before it ends, so that they do not take its silence for slowness. NULL is
-   allowed. */
+/* A rank that failed tells the others before it ends, so that they do not take its silence for slowness.
+   NULL is allowed. */
 void comm_abort(struct comm *c);
 
 #ifdef __cplusplus

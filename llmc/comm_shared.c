@@ -1,19 +1,20 @@
-/* Collectives between processes of one machine that share a piece of memory, mapped before they were forked.
+/* Collectives between processes of one machine that share a piece of memory, mapped before they were
+   forked.
 
-   The memory: a barrier, the first loss, a seat per rank, and a window per rank that holds two pieces of its
-   data.
+   The memory: a barrier, the first loss, a seat per rank, and a window per rank that holds two pieces of
+   its data.
 
      write own piece into own window | barrier | read the others' windows | next piece into the other half | ...
 
    Alternating halves save a second barrier: a half is written again two pieces later, and the barrier in
-   between proves that every rank has finished reading it. All-reduce has two barriers a piece, since every rank
-   first sums its share of the piece for all. A sum starts with rank 0's values and adds rank 1's, rank 2's, ...,
-   whatever the collective and the size of its pieces, so that equal sums have equal bits.
+   between proves that every rank has finished reading it. All-reduce has two barriers a piece, since every
+   rank first sums its share of the piece for all. A sum starts with rank 0's values and adds rank 1's, rank
+   2's, ..., whatever the collective and the size of its pieces, so that equal sums have equal bits.
 
    Memory ordering. Windows are plain memory; all order comes from the barrier. A rank arrives by an
    acquire-release increment of `arrived`, so the last to arrive has seen everything that the others wrote
-   before; it stores `generation` with release, and who loads the new generation with acquire sees all that too.
-   Lock-free atomics work between processes (C11 7.17.5), and so does a futex on shared memory.
+   before; it stores `generation` with release, and who loads the new generation with acquire sees all that
+   too. Lock-free atomics work between processes (C11 7.17.5), and so does a futex on shared memory.
 
    A rank waits by looking a few times, then sleeps in the kernel until the generation changes: ranks may
    outnumber cores. It wakes every now and then to see whether a loss was marked, whether the process that
@@ -165,7 +166,8 @@ static enum status wait_for_others(struct comm *c, uint32_t generation, const ch
     double waited = 0;
     for (;;) {
         bool lost = atomic_load(&memory->loss) != 0;
-        /* Looked at after the loss: who has come through before it was marked goes on to the next collective. */
+        /* Looked at after the loss: who has come through before it was marked goes on to the next
+           collective. */
         if (atomic_load_explicit(&memory->generation, memory_order_acquire) != generation) {
             return STATUS_OK;
         }

@@ -1,9 +1,9 @@
 /* Starting ranks on this machine, watching over them, and the signals that stop a run.
 
-   The supervisor forks the ranks, then only waits: for a rank's end (SIGCHLD), for SIGINT or SIGTERM, for the end of
-   the grace that ranks have once one has failed. Its signals are blocked except while it sleeps in pselect, so that
-   none is missed between looking and sleeping. Ranks start with the signal mask and handlers that the process had
-   before. */
+   The supervisor forks the ranks, then only waits: for a rank's end (SIGCHLD), for SIGINT or SIGTERM, for
+   the end of the grace that ranks have once one has failed. Its signals are blocked except while it sleeps
+   in pselect, so that none is missed between looking and sleeping. Ranks start with the signal mask and
+   handlers that the process had before. */
 #include "launch.h"
 
 #include <errno.h>
@@ -21,8 +21,9 @@
 
 /* ---- signals ---- */
 
-/* Who ends the run at a second SIGINT: a process on its own does so itself, the supervisor kills the ranks, and a
-   rank leaves it to the supervisor because a terminal's Ctrl-C reaches it both directly and forwarded. */
+/* Who ends the run at a second SIGINT: a process on its own does so itself, the supervisor kills the ranks,
+   and a rank leaves it to the supervisor because a terminal's Ctrl-C reaches it both directly and
+   forwarded. */
 enum role { ROLE_ALONE, ROLE_SUPERVISOR, ROLE_RANK };
 
 enum { SAME_WISH_MS = 200 };

@@ -1,12 +1,14 @@
-/* Starting ranks. `train_gpt --ranks 8` forks its own on this machine; the first process stays behind as the
-   supervisor: it forwards SIGINT and SIGTERM, notices a rank that ends badly, ends the others within seconds and
-   says which rank it was. Under torchrun, Slurm or mpirun the environment says who this process is.
+/* Starting ranks. `train_gpt --ranks 8` forks its own on this machine; the first process stays behind as
+   the supervisor: it forwards SIGINT and SIGTERM, notices a rank that ends badly, ends the others within
+   seconds and says which rank it was. Under torchrun, Slurm or mpirun the environment says who this process
+   is.
 
    A run that fails tells its cause once, in one line on stderr:
-   - A rank that meets an error prints it if launch_first_failure() says that no other was before, and returns a
-     code that is not 0. Errors that all ranks meet alike, and every STATUS_PEER_LOST, are thus told once.
-   - The supervisor prints how a rank ended that could not say so itself (a signal, an exit in a library) or did
-     not arrive in time. */
+   - A rank that meets an error prints it if launch_first_failure() says that no other was before, and
+     returns a code that is not 0. Errors that all ranks meet alike, and every STATUS_PEER_LOST, are thus
+     told once.
+   - The supervisor prints how a rank ended that could not say so itself (a signal, an exit in a library) or
+     did not arrive in time. */
 #ifndef LLMC_LAUNCH_H
 #define LLMC_LAUNCH_H
 
@@ -25,21 +27,21 @@ struct launch_rank {
 /* What a rank does; returns its exit code. */
 typedef int (*launch_main)(const struct launch_rank *rank, void *context);
 
-/* Runs main_function on `ranks` ranks of this machine (1: in this process) and returns the exit code of the run: 0 if
-   all ranks returned 0; else that of the first to fail, 128 + the signal's number if one killed it,
-   STATUS_PEER_LOST if it did not arrive in time. A rank that fails ends the others: within grace_seconds by notice
-   through the shared memory, then by SIGKILL (at once the one that did not arrive). If the supervisor itself dies its
-   ranks die too. Call it before the process has threads. */
+/* Runs main_function on `ranks` ranks of this machine (1: in this process) and returns the exit code of the
+   run: 0 if all ranks returned 0; else that of the first to fail, 128 + the signal's number if one killed
+   it, STATUS_PEER_LOST if it did not arrive in time. A rank that fails ends the others: within
+   grace_seconds by notice through the shared memory, then by SIGKILL (at once the one that did not arrive).
+   If the supervisor itself dies its ranks die too. Call it before the process has threads. */
 int launch_local(
     int ranks, size_t window_bytes, double grace_seconds, launch_main main_function, void *context);
 
-/* Called by a rank that failed, before it prints its error: true if it is the first of those forked here (or was not
-   forked here), so that the error is its to print. Tells the other ranks. */
+/* Called by a rank that failed, before it prints its error: true if it is the first of those forked here
+   (or was not forked here), so that the error is its to print. Tells the other ranks. */
 bool launch_first_failure(const struct launch_rank *rank);
 
-/* SIGINT and SIGTERM only set a flag, from here on; the loop asks after each step. A SIGINT after the first signal
-   ends the run at once, unless it follows so closely that it is the same wish: `timeout` and terminals signal a
-   process and its whole group. */
+/* SIGINT and SIGTERM only set a flag, from here on; the loop asks after each step. A SIGINT after the first
+   signal ends the run at once, unless it follows so closely that it is the same wish: `timeout` and
+   terminals signal a process and its whole group. */
 void launch_catch_signals(void);
 int launch_signal_caught(void); /* 0, or the signal's number */
 

@@ -1,5 +1,6 @@
-/* Collectives over shared memory, by real processes: results against sums worked out here in double precision, bits
-   across collectives and piece sizes, and what the ranks are told when one of them dies, stops or gives up. */
+/* Collectives over shared memory, by real processes: results against sums worked out here in double
+   precision, bits across collectives and piece sizes, and what the ranks are told when one of them dies,
+   stops or gives up. */
 #include "llmc/comm.h"
 #include "llmc/random.h"
 #include "test.h"

@@ -1,5 +1,6 @@
-/* Ranks that end well, end badly, are killed, stopped or interrupted: what the supervisor returns, what it says on
-   stderr, and that nobody is left behind. Each run is a process of its own whose stderr the test reads. */
+/* Ranks that end well, end badly, are killed, stopped or interrupted: what the supervisor returns, what it
+   says on stderr, and that nobody is left behind. Each run is a process of its own whose stderr the test
+   reads. */
 #include "llmc/launch.h"
 #include "test.h"
 

@@ -1,10 +1,12 @@
 /* What a whole run promises, checked on ./train_gpt itself with a model that trains in a second:
-   - killed, interrupted or crippled at random moments and resumed, it ends with the very losses and weights of a run
-     that nobody disturbed;
-   - the number of ranks, the ZeRO stage and the split into micro-batches change the losses by rounding at most.
+   - killed, interrupted or crippled at random moments and resumed, it ends with the very losses and weights
+     of a run that nobody disturbed;
+   - the number of ranks, the ZeRO stage and the split into micro-batches change the losses by rounding at
+     most.
 
-   Moments are random: the seed is printed, FLASHGPT_TEST_SEED repeats it. A run that gets to its end between two
-   faults is compared and followed by a new one, so that start and end are hit as well as the middle. */
+   Moments are random: the seed is printed, FLASHGPT_TEST_SEED repeats it. A run that gets to its end
+   between two faults is compared and followed by a new one, so that start and end are hit as well as the
+   middle. */
 #include "llmc/json.h"
 #include "llmc/random.h"
 #include "llmc/shard.h"
