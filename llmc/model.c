@@ -148,8 +148,9 @@ enum buffer_group buffer_group(enum buffer_id id) {
     return id <= FINAL_NORM_RSTD ? BUFFER_ACTIVATIONS : BUFFER_WORKSPACE;
 }
 
+/* NULL if the buffer has no bytes. */
 static void *buffer(const struct model *m, enum buffer_id id, int layer) {
-    return (char *)m->buffers[id] + (size_t)layer * m->copy_bytes[id];
+    return m->buffers[id] == NULL ? NULL : (char *)m->buffers[id] + (size_t)layer * m->copy_bytes[id];
 }
 
 /* Element `index` of an activation that exists once. */
