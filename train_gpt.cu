@@ -527,6 +527,12 @@ static void print_summary(const struct worker *w) {
         log_line("run      %s", w->run->run_dir);
     }
     if (w->run->checkpoint[0] != '\0') {
+        if (w->run->state.data_windows != dataloader_windows(w->train_data)) {
+            log_line("note     the training data changed since the checkpoint (%lld sequences then, %lld "
+                     "now): the "
+                     "order goes on in the new one",
+                (long long)w->run->state.data_windows, (long long)dataloader_windows(w->train_data));
+        }
         log_line("resume   %s: step %lld of %lld", w->run->checkpoint, (long long)w->state.step,
             (long long)o->steps);
     }
@@ -557,6 +563,7 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
     if (o->sample_every > 0) {
         CHECK(tokenizer_open(&w->tokenizer, o->tokenizer));
     }
+    w->state.data_windows = dataloader_windows(w->train_data);
     CHECK(create_model(w));
     CHECK(load_weights(w));
     struct json_writer writer;

@@ -70,8 +70,8 @@ static enum status agree(struct comm *comm, enum status own_status) {
 static const struct {
     const char *name;
     size_t offset;
-} counters[] = {COUNTER(step), COUNTER(data_position), COUNTER(optimizer_step), COUNTER(tokens_seen),
-    COUNTER(skipped_total), COUNTER(skipped_in_row)};
+} counters[] = {COUNTER(step), COUNTER(data_position), COUNTER(data_windows), COUNTER(optimizer_step),
+    COUNTER(tokens_seen), COUNTER(skipped_total), COUNTER(skipped_in_row)};
 enum { COUNTERS = sizeof counters / sizeof counters[0] };
 
 static int64_t *counter_of(struct run_state *state, int i) {

@@ -20,6 +20,7 @@ enum { SPIKE_WINDOW = 128 };
 struct run_state {
     int64_t step;          /* steps done */
     int64_t data_position; /* sequences, dataloader_position */
+    int64_t data_windows;  /* dataloader_windows: a position means the same only in the same data */
     int64_t optimizer_step;
     int64_t tokens_seen;
     int64_t skipped_total, skipped_in_row;

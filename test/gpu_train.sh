@@ -1,7 +1,7 @@
 #!/bin/sh
 # ./train_gpt on a GPU: the same run twice and a resumed one end with the same bits, checkpoints go to the CPU and back,
 # and memory that is not there is told with the plan.
-train=./train_gpt
+train=${FLASHGPT_TRAINER:-./train_gpt}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0

@@ -2,7 +2,7 @@
 # Bad input: each case must end with exit code 1 and one line on stderr that names the option, file or value and the
 # remedy, and must leave what was there as it was.
 build=${FLASHGPT_BUILD:-build}
-train=./train_gpt
+train=${FLASHGPT_TRAINER:-./train_gpt}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 passed=0
