@@ -920,8 +920,17 @@ static bool worth_a_restart(int code) {
     return code == STATUS_PEER_LOST || (code > 128 && code != 128 + SIGINT && code != 128 + SIGTERM);
 }
 
+/* OpenMP threads that spin while they wait for each other starve on a machine that has other work, and a step takes ten
+   times as long. They read how to wait before main begins: so the program sets it and starts over. */
+static void make_openmp_wait_calmly(char **argv) {
+    if (getenv("OMP_WAIT_POLICY") == NULL && setenv("OMP_WAIT_POLICY", "passive", 1) == 0) {
+        execv("/proc/self/exe", argv); /* where this is not possible, all goes on as it is */
+    }
+}
+
 int main(int argc, char **argv) {
     static struct run run; /* zeroed; too large for comfort on the stack */
+    make_openmp_wait_calmly(argv);
     int code = 0;
     log_enable(true);
     for (int restarts = 0;; restarts++) {

@@ -3,7 +3,7 @@
 # A test that ends without that line, or with another exit code than it should, counts as one failure.
 build=$1
 shift
-export FLASHGPT_BUILD="$build" FLASHGPT_TRAINER="$build/train_gpt"
+export FLASHGPT_BUILD="$build" FLASHGPT_TRAINER="$build/train_gpt" OMP_WAIT_POLICY=passive
 passed=0
 failed=0
 log=$(mktemp)
