@@ -54,8 +54,12 @@ static enum status dispatch_generation(const struct attention *a, const struct a
 
 template <template <enum dtype, int, int> class Pass>
 static enum status dispatch(const struct attention *a, const struct attention_params *p) {
+#ifdef FA2_TUNE_HEAD_DIM /* one candidate of tune_attention.sh */
+    return Pass<DTYPE_BF16, FA2_TUNE_HEAD_DIM, FA2_TUNE_SHARED_KB>::call(p);
+#else
     return p->dtype == DTYPE_BF16 ? dispatch_generation<Pass, DTYPE_BF16>(a, p)
                                   : dispatch_generation<Pass, DTYPE_F16>(a, p);
+#endif
 }
 
 /* ---- the order of blocks ---- */
@@ -109,7 +113,8 @@ template <int M, int N> __device__ __forceinline__ void clear(float (&fragments)
     }
 }
 
-/* How a C fragment of every lane lies in memory, 4 * LANES floats: as a warp adds it best. sm_90 has reductions of four
+constexpr int FRAGMENT_FLOATS = 4 * LANES;
+/* How the fragment of every lane lies in memory: as a warp adds it best. sm_90 has reductions of four
    floats; before, a lane's floats lie LANES apart, so that each reduction of a warp is one line of 128 bytes. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int FRAGMENT_STRIDE = LANES, FRAGMENT_LANE_STRIDE = 1;

@@ -23,31 +23,7 @@
 
    FLOPs: 10 seqlen_q seqlen_k D a head, half of it when causal: 5 products. */
 #include "attention/fa2.cuh"
-
-/* ---- tiles ---- */
-
-struct backward_tile {
-    int rows, columns;
-    int key_warps, query_warps;
-    int dq_row_warps;
-    int stages;
-    int blocks; /* on a multiprocessor at a time */
-};
-
-__host__ __device__ constexpr backward_tile backward_tile_of(int head_dim, int shared_kb) {
-    return shared_kb == 99    ? (head_dim == 64       ? backward_tile{64, 128, 8, 1, 4, 2, 1}
-                                    : head_dim == 80  ? backward_tile{64, 64, 4, 1, 4, 2, 1}
-                                    : head_dim == 96  ? backward_tile{64, 64, 4, 1, 2, 2, 1}
-                                    : head_dim == 128 ? backward_tile{32, 64, 4, 1, 2, 2, 1}
-                                    : head_dim == 192 ? backward_tile{32, 32, 2, 2, 2, 2, 1}
-                                                      : backward_tile{32, 32, 2, 2, 2, 1, 1})
-           : head_dim == 64   ? backward_tile{64, 128, 8, 1, 4, 2, 1}
-           : head_dim == 80   ? backward_tile{64, 64, 4, 1, 4, 2, shared_kb == 227 ? 2 : 1}
-           : head_dim == 96   ? backward_tile{64, 128, 8, 1, 4, 2, 1}
-           : head_dim == 128  ? backward_tile{64, 128, 8, 1, 2, 2, 1}
-           : shared_kb == 163 ? backward_tile{32, 64, 4, 2, 2, 2, 1}
-                              : backward_tile{64, 64, 4, 2, 2, 2, 1};
-}
+#include "attention/fa2_tiles.cuh"
 
 /* ---- memory ---- */
 
@@ -55,7 +31,7 @@ struct backward_arguments {
     device_tensor q, k, v, o, d_o, dq, dk, dv;
     const float *lse;
     float *statistics; /* [batch, heads, 2, padded_rows]: lse log2(e), then D */
-    float *dq_sums;    /* [batch, heads, row block, warp, fragment, lane, 4] */
+    float *dq_sums;    /* [batch, heads, padded_rows / 16, D / 8] fragments */
     int *ticket;       /* the next block of keys, when deterministic; else NULL */
     int *turns;        /* [batch, heads, row block]: the block of keys whose turn it is */
     int seqlen_q, seqlen_k, heads, kv_heads, head_dim, padded_rows;
@@ -143,10 +119,10 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     /* what a warp has of each product */
     static constexpr int WARP_KEYS = COLUMNS / KEY_WARPS, WARP_QUERIES = ROWS / QUERY_WARPS;
     static constexpr int WARP_COLUMNS = D / QUERY_WARPS; /* of dK and dV */
-    static constexpr int DQ_ROWS = ROWS / DQ_ROW_WARPS, DQ_COLUMNS = D / DQ_COLUMN_WARPS;
-    /* and in fragments */
+    /* and in fragments; of dQ in squares of two, the last warp maybe fewer */
     static constexpr int M = WARP_KEYS / 16, S_N = WARP_QUERIES / 8, D_N = WARP_COLUMNS / 8;
-    static constexpr int DQ_M = DQ_ROWS / 16, DQ_N = DQ_COLUMNS / 8;
+    static constexpr int DQ_M = ROWS / DQ_ROW_WARPS / 16;
+    static constexpr int DQ_SQUARES = (D / 16 + DQ_COLUMN_WARPS - 1) / DQ_COLUMN_WARPS;
 
     using tile = shared_tile<D>;           /* Q, K, V, dO */
     using weight_tile = shared_tile<ROWS>; /* P^T, dS^T: keys down, queries across */
@@ -161,8 +137,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     static constexpr int SHARED_BYTES = STATISTICS_OFFSET + STAGES * STATISTICS_BYTES;
 
     static_assert(COLUMNS % (16 * KEY_WARPS) == 0 && ROWS % (16 * QUERY_WARPS) == 0 &&
-                      D % (16 * QUERY_WARPS) == 0 && ROWS % (16 * DQ_ROW_WARPS) == 0 &&
-                      D % (16 * DQ_COLUMN_WARPS) == 0,
+                      D % (16 * QUERY_WARPS) == 0 && ROWS % (16 * DQ_ROW_WARPS) == 0,
         "a warp has whole squares");
     static_assert(
         FA2_LARGEST_ROW_BLOCK % ROWS == 0 && ROWS % FA2_SMALLEST_ROW_BLOCK == 0, "the workspace fits");
@@ -173,6 +148,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     const uint32_t shared;
     const int warp = warp_index(), lane = lane_index();
     const int key_warp = warp / QUERY_WARPS, query_warp = warp % QUERY_WARPS;
+    const int dq_row_warp = warp / DQ_COLUMN_WARPS, dq_column_warp = warp % DQ_COLUMN_WARPS;
     const uint32_t lane_of_tile = tile::lane_offset(), lane_of_weights = weight_tile::lane_offset();
 
     float dk[M][D_N][4], dv[M][D_N][4];
@@ -266,9 +242,13 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
         }
     }
 
+    /* Whether this warp has square n of dQ. */
+    __device__ __forceinline__ bool has_dq_square(int n) const {
+        return D / 16 % DQ_COLUMN_WARPS == 0 || dq_column_warp * DQ_SQUARES + n < D / 16;
+    }
+
     /* out (queries, columns) = dS (queries, keys) K */
-    __device__ __forceinline__ void multiply_over_keys(float (&out)[DQ_M][DQ_N][4], uint32_t d_s) {
-        int row_warp = warp / DQ_COLUMN_WARPS, column_warp = warp % DQ_COLUMN_WARPS;
+    __device__ __forceinline__ void multiply_over_keys(float (&out)[DQ_M][2 * DQ_SQUARES][4], uint32_t d_s) {
         clear(out);
 #pragma unroll
         for (int k = 0; k < COLUMNS / 16; k++) {
@@ -277,18 +257,21 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
             for (int m = 0; m < DQ_M; m++) {
                 uint32_t r[4];
                 ldmatrix_transposed(
-                    r, d_s + weight_tile::square(lane_of_weights, 16 * k, row_warp * DQ_M + m));
+                    r, d_s + weight_tile::square(lane_of_weights, 16 * k, dq_row_warp * DQ_M + m));
                 left[m][0] = r[0], left[m][1] = r[2], left[m][2] = r[1], left[m][3] = r[3];
             }
 #pragma unroll
-            for (int n = 0; n < DQ_N / 2; n++) {
-                uint32_t right[4];
-                ldmatrix_transposed(right,
-                    shared + K_OFFSET + tile::square(lane_of_tile, 16 * k, column_warp * (DQ_N / 2) + n));
+            for (int n = 0; n < DQ_SQUARES; n++) {
+                if (has_dq_square(n)) {
+                    uint32_t right[4];
+                    ldmatrix_transposed(
+                        right, shared + K_OFFSET +
+                                   tile::square(lane_of_tile, 16 * k, dq_column_warp * DQ_SQUARES + n));
 #pragma unroll
-                for (int m = 0; m < DQ_M; m++) {
-                    mma<TYPE>(out[m][2 * n], left[m], right[0], right[1]);
-                    mma<TYPE>(out[m][2 * n + 1], left[m], right[2], right[3]);
+                    for (int m = 0; m < DQ_M; m++) {
+                        mma<TYPE>(out[m][2 * n], left[m], right[0], right[1]);
+                        mma<TYPE>(out[m][2 * n + 1], left[m], right[2], right[3]);
+                    }
                 }
             }
         }
@@ -408,7 +391,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
 
     /* Adds a row block's part to dQ's sums; key_block is this block's number among those that do. */
     __device__ __forceinline__ void step_dq(const step &s, uint32_t d_s, int key_block) {
-        float out[DQ_M][DQ_N][4];
+        float out[DQ_M][2 * DQ_SQUARES][4];
         multiply_over_keys(out, d_s);
         if (a.ticket != NULL) {
             if (threadIdx.x == 0) {
@@ -416,12 +399,15 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
             }
             __syncthreads();
         }
-        float *sums = a.dq_sums_of<D>(s.index, s.row) + (int64_t)warp * (DQ_M * DQ_N * 4 * LANES);
+        float *sums = a.dq_sums_of<D>(s.index, s.row);
 #pragma unroll
         for (int m = 0; m < DQ_M; m++) {
 #pragma unroll
-            for (int n = 0; n < DQ_N; n++) {
-                add_fragment(sums + (m * DQ_N + n) * 4 * LANES, out[m][n]);
+            for (int n = 0; n < 2 * DQ_SQUARES; n++) {
+                if (has_dq_square(n / 2)) {
+                    int fragment = (dq_row_warp * DQ_M + m) * (D / 8) + dq_column_warp * 2 * DQ_SQUARES + n;
+                    add_fragment(sums + fragment * FRAGMENT_FLOATS, out[m][n]);
+                }
             }
         }
         if (a.ticket != NULL) {
@@ -497,31 +483,6 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
         store_tile<COLUMNS, D, THREADS>(a.dv.row(batch, first_key, kv_head), a.dv.seq_stride,
             shared + V_OFFSET, a.seqlen_k - first_key, a.head_dim, (int)threadIdx.x);
     }
-
-    /* dQ of one row block, from sums in the order in which step_dq added them */
-    __device__ __forceinline__ void finish() {
-        int row_blocks = (a.seqlen_q + ROWS - 1) / ROWS;
-        int index = (int)(blockIdx.x / row_blocks), row = (int)(blockIdx.x % row_blocks) * ROWS;
-        int row_warp = warp / DQ_COLUMN_WARPS, column_warp = warp % DQ_COLUMN_WARPS;
-        const float *sums = a.dq_sums_of<D>(index, row) + (int64_t)warp * (DQ_M * DQ_N * 4 * LANES);
-#pragma unroll
-        for (int m = 0; m < DQ_M; m++) {
-#pragma unroll
-            for (int n = 0; n < DQ_N; n++) {
-                float c[4];
-                load_fragment(c, sums + (m * DQ_N + n) * 4 * LANES);
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    int tile_row = row_warp * DQ_ROWS + 16 * m + 8 * half + lane / 4;
-                    store_shared(shared + tile::offset(tile_row, column_warp * DQ_N + n) + lane % 4 * 4,
-                        pack<TYPE>(c[2 * half] * a.scale, c[2 * half + 1] * a.scale));
-                }
-            }
-        }
-        __syncthreads();
-        store_tile<ROWS, D, THREADS>(a.dq.row(index / a.heads, row, index % a.heads), a.dq.seq_stride, shared,
-            a.seqlen_q - row, a.head_dim, (int)threadIdx.x);
-    }
 };
 
 template <enum dtype TYPE, int D, int SHARED_KB>
@@ -533,13 +494,31 @@ __global__ void __launch_bounds__(backward_block<TYPE, D, SHARED_KB>::THREADS,
     }
 }
 
-template <enum dtype TYPE, int D, int SHARED_KB>
-__global__ void __launch_bounds__(backward_block<TYPE, D, SHARED_KB>::THREADS)
-    fa2_backward_finish(backward_arguments a) {
+/* ---- finish ---- */
+
+enum { FINISH_THREADS = 256, FINISH_ROWS = 64 };
+
+/* dQ of FINISH_ROWS rows of a head, from the sums of their fragments. */
+template <enum dtype TYPE, int D>
+__global__ void __launch_bounds__(FINISH_THREADS) fa2_backward_finish(backward_arguments a) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    if constexpr (SHARED_KB == COMPILED_SHARED_KB) {
-        backward_block<TYPE, D, SHARED_KB>(a, shared_address(shared)).finish();
+    using tile = shared_tile<D>;
+    int blocks = a.padded_rows / FINISH_ROWS, index = (int)(blockIdx.x / blocks);
+    int row = (int)(blockIdx.x % blocks) * FINISH_ROWS, lane = lane_index();
+    const float *sums = a.dq_sums_of<D>(index, row);
+    for (int f = warp_index(); f < FINISH_ROWS / 16 * (D / 8); f += FINISH_THREADS / LANES) {
+        float c[4];
+        load_fragment(c, sums + f * FRAGMENT_FLOATS);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int tile_row = f / (D / 8) * 16 + 8 * half + lane / 4;
+            store_shared(shared_address(shared) + tile::offset(tile_row, f % (D / 8)) + lane % 4 * 4,
+                pack<TYPE>(c[2 * half] * a.scale, c[2 * half + 1] * a.scale));
+        }
     }
+    __syncthreads();
+    store_tile<FINISH_ROWS, D, FINISH_THREADS>(a.dq.row(index / a.heads, row, index % a.heads),
+        a.dq.seq_stride, shared_address(shared), a.seqlen_q - row, a.head_dim, (int)threadIdx.x);
 }
 
 /* ---- the call ---- */
@@ -575,8 +554,9 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_pass {
             heads * (a.padded_rows / PREPARE_ROWS), PREPARE_THREADS, 0, p->stream, a));
         CHECK(launch("fa2 backward", fa2_backward_main<TYPE, D, SHARED_KB>, key_blocks, block::THREADS,
             block::SHARED_BYTES, p->stream, a));
-        return launch("fa2 backward finish", fa2_backward_finish<TYPE, D, SHARED_KB>,
-            heads * ceil_div(p->seqlen_q, block::ROWS), block::THREADS, block::QUERIES_BYTES, p->stream, a);
+        return launch("fa2 backward finish", fa2_backward_finish<TYPE, D>,
+            heads * (a.padded_rows / FINISH_ROWS), FINISH_THREADS, FINISH_ROWS * block::tile::ROW_BYTES,
+            p->stream, a);
     }
 };
 

@@ -20,20 +20,7 @@
 
    FLOPs: 4 seqlen_q seqlen_k D a head, half of it when causal. Bytes: Q, O, lse once; K and V once a row block, from L2. */
 #include "attention/fa2.cuh"
-
-/* ---- tiles ---- */
-
-struct forward_tile {
-    int rows, columns, warps;
-    int blocks; /* on a multiprocessor at a time; registers are limited to allow it */
-};
-
-__host__ __device__ constexpr forward_tile forward_tile_of(int head_dim, int shared_kb) {
-    return head_dim <= 96    ? forward_tile{128, 64, 4, 2}
-           : head_dim == 128 ? forward_tile{128, shared_kb == 99 ? 32 : 64, 4, 2}
-           : shared_kb == 99 ? forward_tile{64, 64, 4, 1}
-                             : forward_tile{128, 64, 8, 1};
-}
+#include "attention/fa2_tiles.cuh"
 
 /* ---- the kernel ---- */
 

@@ -62,7 +62,7 @@ enum {
 struct fa2_workspace {
     int64_t padded_rows;      /* of one head */
     size_t statistics_offset; /* fp32 [batch, heads, 2, padded_rows]: lse * log2(e), and D */
-    size_t dq_offset; /* fp32 [batch, heads, padded_rows, padded head_dim], in the order of fragments */
+    size_t dq_offset;         /* fp32 [batch, heads, padded_rows, padded head_dim], in fragments */
     /* of the deterministic backward, int32: [batch, heads, padded_rows / smallest row block], and one */
     size_t turns_offset, ticket_offset;
     size_t bytes;

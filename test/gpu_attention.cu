@@ -372,7 +372,8 @@ static void expect_kernels_match_reference(const struct shape *s) {
             }
             struct error e = error_of(&p, t);
             double limit = (t == O ? 2 : 3) * plain[t].largest + 2 * e.rounding;
-            bool close = e.largest <= limit && (e.relative <= relative_limit || e.size < 1e-3);
+            bool tiny = e.size < 1e-3 || s->seqlen_q * s->seqlen_k < 100; /* a few roundings decide */
+            bool close = e.largest <= limit && (e.relative <= relative_limit || tiny);
             if (!close) {
                 test_failures_in_this_++;
                 describe(s, name);
