@@ -8,6 +8,12 @@
 #ifndef LLMC_CPU_CPU_H
 #define LLMC_CPU_CPU_H
 
+/* Nobody reads the flags that a comparison with a NaN raises; while it heeds them, gcc does not vectorise a choice
+   between two values. Values are the same. */
+#if defined __GNUC__ && !defined __clang__
+#pragma GCC optimize("no-trapping-math")
+#endif
+
 #include "../backend.h"
 
 #include <math.h>
@@ -185,14 +191,16 @@ static inline real max_row(const real *x, int64_t count) {
 /* ---- exp ---- */
 
 /* e^x for x <= 1 or so (softmax and the sigmoid need no more), a NaN for a NaN, within 2 units in the last place down
-   to e^-87, below which it is 0. Plain arithmetic, so that loops over it vectorise: x = n ln 2 + r with |r| <= ln(2)/2,
-   e^r by its Taylor series to r^7 (the next term is under 6e-9), 2^n by the exponent's bits. */
+   to e^-87, 0 soon below. Plain arithmetic, so that loops over it vectorise: x = n ln 2 + r with |r| <= ln(2)/2, e^r by
+   its Taylor series to r^7 (the next term is under 6e-9), 2^n by the exponent's bits. */
 static inline real exp_real(real x) {
 #ifdef CPU_F64
     return exp(x);
 #else
     const float log2_e = 1.44269504f, ln2_high = 0.693145752f, ln2_low = 1.42860677e-6f;
+    const float lowest = -88.0f;                /* n = -127, whose exponent bits are those of 0 */
     const float round_to_integer = 12582912.0f; /* 1.5 * 2^23: what is added to it is rounded to an integer */
+    x = x < lowest ? lowest : x;
     float shifted = x * log2_e + round_to_integer;
     float n = shifted - round_to_integer;
     float r = (x - n * ln2_high) - n * ln2_low;
@@ -209,7 +217,7 @@ static inline real exp_real(real x) {
     bits = (bits << 23) + 0x3F800000u;
     float power;
     memcpy(&power, &bits, sizeof power);
-    return x < -87.0f ? 0.0f : series * power;
+    return series * power;
 #endif
 }
 

@@ -10,12 +10,12 @@ static const real TWO_SQRT_2_OVER_PI = (real)1.5957691216057307;
 
 enum { GELU_CHUNK = 4096, ROW_BLOCK = 64 };
 
-/* sigmoid(v) and sigmoid(-v) = 1 - sigmoid(v), both to full relative precision */
+/* sigmoid(v) and sigmoid(-v) = 1 - sigmoid(v), both to full relative precision. Only values that are there anyway are
+   chosen between: compilers vectorise that, and no more. */
 static inline void sigmoid_pair(real v, real *of_plus, real *of_minus) {
-    real e = exp_real(v > 0 ? -v : v);
-    real larger = 1 / (1 + e), smaller = e / (1 + e);
-    *of_plus = v > 0 ? larger : smaller;
-    *of_minus = v > 0 ? smaller : larger;
+    real e = exp_real(-(real)fabs(v)), factor = 1 / (1 + e);
+    *of_plus = (v > 0 ? 1 : e) * factor;
+    *of_minus = (v > 0 ? e : 1) * factor;
 }
 
 static void gelu_row(real *out, const real *in, int64_t count) {
