@@ -2,6 +2,7 @@
 # make train           train a small GPT on this repository's own text
 # make test            everything that needs no GPU
 # make test-gpu        everything that needs one
+# make bench-ops       what every op reaches on the GPU; make bench-attention, what attention reaches
 # make help            the rest, and the variables
 
 BUILD ?= build
@@ -88,11 +89,11 @@ endif
 OBJECTS := $(HOST_OBJECTS) $(CPU_OBJECTS) $(CUDA_OBJECTS)
 TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
 TEST_SCRIPTS := $(wildcard test/test_*.sh)
-GPU_TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/gpu_*.c))
+GPU_TESTS := $(addprefix $(BUILD)/,$(basename $(wildcard test/gpu_*.c test/gpu_*.cu)))
 GPU_TEST_SCRIPTS := $(wildcard test/gpu_*.sh)
 FUZZERS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/fuzz_*.c))
 
-.PHONY: all train test test-unit gpu-tests test-gpu fuzz format format-check config help clean
+.PHONY: all train test test-unit gpu-tests test-gpu bench-ops bench-attention fuzz format format-check config help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 all: config train_gpt $(BUILD)/prepare
@@ -151,6 +152,9 @@ $(BUILD)/prepare: $(BUILD)/data/prepare.o $(OBJECTS)
 $(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS)
 	$(LINK)
 
+$(BUILD)/attention/bench: $(BUILD)/attention/bench.o $(OBJECTS)
+	$(LINK)
+
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
 # ---- jobs --------------------------------------------------------------------------------------------------
@@ -165,9 +169,15 @@ test: all $(TESTS)
 test-unit: $(BUILD)/train_gpt $(TESTS)
 	test/run_tests.sh $(BUILD) $(TESTS)
 
-gpu-tests: $(GPU_TESTS)
+gpu-tests: $(GPU_TESTS) $(BUILD)/test/bench_ops $(BUILD)/attention/bench
 test-gpu: all $(GPU_TESTS)
 	test/run_tests.sh $(BUILD) $(GPU_TESTS) $(GPU_TEST_SCRIPTS)
+
+# what the kernels reach on the GPU that is there
+bench-ops: $(BUILD)/test/bench_ops
+	$<
+bench-attention: $(BUILD)/attention/bench
+	$<
 
 # libFuzzer harnesses (clang): make fuzz CC=clang BUILD=build-fuzz SANITIZE=fuzzer-no-link,address,undefined
 fuzz: LDFLAGS += -fsanitize=fuzzer
@@ -183,7 +193,7 @@ clean:
 	rm -rf $(BUILD) train_gpt
 
 help:
-	@sed -n '1,5p' Makefile
+	@sed -n '1,6p' Makefile
 	@echo "# make format          clang-format every source; format-check only looks"
 	@echo "# make fuzz            the fuzzers (see the Makefile)"
 	@echo "# variables: CC=clang BUILD=dir CUDA=0|1 NCCL=0|1 OPENMP=0|1 OPENBLAS=0|1 MARCH=x86-64-v3"

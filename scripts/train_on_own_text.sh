@@ -23,4 +23,4 @@ own_text() {
 own_text | "${FLASHGPT_BUILD:-build}/prepare" --out-dir "$tokens" --overwrite --val-fraction 0.1 --files-from -
 exec ./train_gpt --model tiny --tokenizer bytes \
     --train-data "$tokens/train_*.bin" --val-data "$tokens/val_*.bin" \
-    --steps 600 --eval-every 100 --sample-every 600 --checkpoint-every 200 "$@"
+    --steps 1200 --learning-rate 3e-3 --eval-every 200 --sample-every 1200 --checkpoint-every 400 "$@"
