@@ -22,14 +22,14 @@ losses() { # the losses of steps $2..$3 of run $1, as they stand in its log
         awk -v a="$2" -v b="$3" '$1 >= a && $1 <= b'
 }
 same_losses() {
-    losses "$1" "$3" "$4" >"$work/a"
-    losses "$2" "$3" "$4" >"$work/b"
-    [ -s "$work/a" ] && diff "$work/a" "$work/b"
+    losses "$1" "$3" "$4" >"$work/left"
+    losses "$2" "$3" "$4" >"$work/right"
+    [ -s "$work/a" ] && diff "$work/left" "$work/right"
 }
 near_losses() { # within 0.02
-    losses "$1" "$3" "$4" >"$work/a"
-    losses "$2" "$3" "$4" >"$work/b"
-    [ -s "$work/a" ] && paste "$work/a" "$work/b" | awk '{ d = $2 - $4; if (d < 0) d = -d; if ($1 != $3 || d > 0.02) { print; bad = 1 } } END { exit bad }'
+    losses "$1" "$3" "$4" >"$work/left"
+    losses "$2" "$3" "$4" >"$work/right"
+    [ -s "$work/left" ] && paste "$work/left" "$work/right" | awk '{ d = $2 - $4; if (d < 0) d = -d; if ($1 != $3 || d > 0.02) { print; bad = 1 } } END { exit bad }'
 }
 same_weights() {
     cmp "$work/$1/checkpoints/step-0000000$3/model.safetensors" "$work/$2/checkpoints/step-0000000$3/model.safetensors"

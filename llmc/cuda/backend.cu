@@ -8,6 +8,7 @@
 #include "attention/attention.h"
 #include "llmc/metrics.h"
 
+#include <nvtx3/nvToolsExt.h>
 #include <stdlib.h>
 
 static const double GIB = 1024.0 * 1024.0 * 1024.0;
@@ -110,6 +111,35 @@ static enum status synchronize(struct backend *b) {
     return STATUS_OK;
 }
 
+/* ---- time ---- */
+
+static enum status mark(struct backend *b, int index) {
+    struct backend_state *s = b->state;
+    if (s->marks[index] == NULL) {
+        CUDA_CHECK(cudaEventCreate(&s->marks[index]));
+    }
+    CUDA_CHECK(cudaEventRecord(s->marks[index], s->stream));
+    return STATUS_OK;
+}
+
+static enum status elapsed(struct backend *b, int from, int to, double *milliseconds) {
+    float measured;
+    CUDA_CHECK(cudaEventSynchronize(b->state->marks[to]));
+    CUDA_CHECK(cudaEventElapsedTime(&measured, b->state->marks[from], b->state->marks[to]));
+    *milliseconds = measured;
+    return STATUS_OK;
+}
+
+static void range_begin(struct backend *b, const char *name) {
+    (void)b;
+    nvtxRangePushA(name);
+}
+
+static void range_end(struct backend *b) {
+    (void)b;
+    nvtxRangePop();
+}
+
 /* ---- life ---- */
 
 /* 0 for a GPU that is neither in the table nor of a known generation. */
@@ -169,6 +199,11 @@ static void backend_free(struct backend *b) {
                 cudaEventDestroy(s->staging_done[i]);
             }
         }
+        for (int i = 0; i < BACKEND_MARKS; i++) {
+            if (s->marks[i] != NULL) {
+                cudaEventDestroy(s->marks[i]);
+            }
+        }
         cudaFreeHost(s->staging);
         if (s->stream != NULL) {
             cudaStreamDestroy(s->stream);
@@ -188,6 +223,10 @@ static void install(struct backend *b) {
     b->copy = copy;
     b->set_zero = set_zero;
     b->synchronize = synchronize;
+    b->mark = mark;
+    b->elapsed = elapsed;
+    b->range_begin = range_begin;
+    b->range_end = range_end;
     cuda_attention_install(b);
     cuda_classifier_install(b);
     cuda_embedding_install(b);

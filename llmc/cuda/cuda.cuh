@@ -34,6 +34,7 @@ struct backend_state {
        waits. A slot is reused when its event says that its last copy is done. */
     char *staging;
     cudaEvent_t staging_done[STAGING_SLOTS];
+    cudaEvent_t marks[BACKEND_MARKS]; /* made when first used */
     int staging_next;
 
     void *scratch; /* for the ops' partial results, see scratch_reserve */
