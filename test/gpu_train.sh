@@ -24,7 +24,7 @@ losses() { # the losses of steps $2..$3 of run $1, as they stand in its log
 same_losses() {
     losses "$1" "$3" "$4" >"$work/left"
     losses "$2" "$3" "$4" >"$work/right"
-    [ -s "$work/a" ] && diff "$work/left" "$work/right"
+    [ -s "$work/left" ] && diff "$work/left" "$work/right"
 }
 near_losses() { # within 0.02
     losses "$1" "$3" "$4" >"$work/left"
