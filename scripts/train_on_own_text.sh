@@ -1,7 +1,8 @@
 #!/bin/sh
 # What `make train` runs: packs the text of this repository itself, sources and docs, into token shards (whole files
-# for training or for validation), then trains the preset "tiny" on them (where there is a GPU, "gpt2-124m"). Needs nothing but the two programs that
-# `make` built. Options go to train_gpt, after the ones below: scripts/train_on_own_text.sh --steps 50
+# for training or for validation), then trains the preset "tiny" on them, or "gpt2-124m" where there is a GPU. Needs
+# nothing but the two programs that `make` built. Options go to train_gpt, after the ones below:
+# scripts/train_on_own_text.sh --steps 50
 set -eu
 cd "$(dirname "$0")/.."
 tokens=data/tokens/this-repository
