@@ -5,7 +5,8 @@ Both do the same work: forward, backward, clipping by the global norm, AdamW (Py
 because a machine's speed changes over minutes, and each turn's first steps are not counted. Prints the median and the
 fastest step of each and the ratio of the medians; exit code 1 if it is over --limit.
 
-Build train_gpt with OpenBLAS first; other work on the machine spoils the result.
+Build train_gpt with OpenBLAS first. Other work on the machine spoils the result; where there is some, run the whole
+script with real-time priority: chrt -f 1 scripts/compare_cpu_step.py
 """
 
 import argparse
@@ -31,10 +32,10 @@ WARMUP_STEPS = 2
 class PyTorch:
     def __init__(self, threads, compiled):
         torch.set_num_threads(threads)
-        self.parameters_of = GPT(GPT2_124M)
-        self.model = torch.compile(self.parameters_of) if compiled else self.parameters_of
+        self.plain_model = GPT(GPT2_124M)
+        self.model = torch.compile(self.plain_model) if compiled else self.plain_model
         self.optimizer = torch.optim.AdamW(
-            adamw_groups(self.parameters_of, WEIGHT_DECAY), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, fused=True
+            adamw_groups(self.plain_model, WEIGHT_DECAY), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, fused=True
         )
 
     def step(self):
@@ -43,7 +44,7 @@ class PyTorch:
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         self.optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters_of.parameters(), CLIP)
+        torch.nn.utils.clip_grad_norm_(self.plain_model.parameters(), CLIP)
         self.optimizer.step()
         return loss.item()
 
