@@ -102,13 +102,13 @@ static void allocate_buffers(void) {
     }
     logits = random_memory(rows * PADDED_VOCAB, DTYPE_BF16, 1);
     token_table = random_memory((int64_t)PADDED_VOCAB * channels, DTYPE_BF16, 0.02);
-    weight = random_memory((int64_t)PADDED_VOCAB * channels, DTYPE_BF16, 0.02);
     vector = random_memory(PADDED_VOCAB, DTYPE_BF16, 1);
     mean = random_memory(rows, DTYPE_F32, 1);
     rstd = random_memory(rows, DTYPE_F32, 1);
     losses = random_memory(rows, DTYPE_F32, 1);
     parameters = (int64_t)12 * channels * channels; /* one layer */
     int64_t table = (int64_t)PADDED_VOCAB * channels;
+    weight = random_memory(parameters > table ? parameters : table, DTYPE_BF16, 0.02);
     gradients.data = random_memory(parameters > table ? parameters : table, DTYPE_F32, 1e-3);
     gradients.dtype = DTYPE_F32;
     master = random_memory(parameters, DTYPE_F32, 0.02);
@@ -255,8 +255,12 @@ int main(int argc, char **argv) {
     seq_len = argc > 2 ? atoi(argv[2]) : 2048;
     batch = argc > 3 ? atoi(argv[3]) : 16;
     must(backend_cuda_create(&gpu, 0, "standard"));
+    uint64_t used, peak, total;
+    gpu->memory_usage(gpu, &used, &peak, &total);
     allocate_buffers();
     printf("%s: %d x %d tokens, %d channels\n", gpu->device_name, batch, seq_len, channels);
+    printf("%llu MiB of %llu in use before any buffer\n", (unsigned long long)(used >> 20),
+        (unsigned long long)(total >> 20));
     double bytes = (double)rows * channels * 2, wide_bytes = 4 * bytes;
     double row_bytes = (double)rows * 4, table_bytes = (double)seq_len * channels * 4;
     report_bytes("copy", 2 * wide_bytes, run_copy);

@@ -201,6 +201,20 @@ static void expect_close(const struct values *v, double roundings, double noise,
     expect_within(v, roundings, noise * sqrt(squares / (double)v->count), what);
 }
 
+/* ||gpu - cpu|| <= relative * ||cpu|| */
+static void expect_small_norm(const struct values *v, double relative, const char *what) {
+    double *got = download(v), difference = 0, size = 0;
+    for (int64_t i = 0; i < v->count; i++) {
+        difference += (got[i] - v->cpu[i]) * (got[i] - v->cpu[i]);
+        size += v->cpu[i] * v->cpu[i];
+    }
+    if (!(sqrt(difference) <= relative * sqrt(size))) {
+        printf("    %s: off by %.3g of the norm\n", what, sqrt(difference / size));
+        test_failures_in_this_++;
+    }
+    free(got);
+}
+
 static const double EXACT_BF16 = 1.001; /* correctly rounded */
 
 /* ---- shapes ---- */
@@ -350,6 +364,8 @@ static void draw_tokens(int32_t *tokens, int64_t count, int vocab_size, enum tok
 static void check_embedding(
     int batch, int seq_len, int channels, int vocab_size, enum token_mix mix, enum dtype gradient) {
     int64_t rows = (int64_t)batch * seq_len;
+    double roundings =
+        gradient == DTYPE_F32 ? 32 : EXACT_BF16; /* thousands of fp32 additions, or one to bf16 */
     int32_t *host_tokens = host_memory((size_t)rows, sizeof *host_tokens);
     draw_tokens(host_tokens, rows, vocab_size, mix);
     int32_t *tokens = device_tokens(host_tokens, rows);
@@ -386,8 +402,8 @@ static void check_embedding(
                       reference_position = {d_position->cpu, DTYPE_F64};
         must(cpu->embedding_backward(cpu, reference_token, reference_position, d_out->cpu, host_tokens, batch,
             seq_len, channels, vocab_size, accumulate));
-        expect_close(d_token, 2, 1e-5, label("d_token_table", rows, channels, vocab_size));
-        expect_close(d_position, 2, 1e-5, label("d_position_table", rows, channels, vocab_size));
+        expect_close(d_token, roundings, 1e-5, label("d_token_table", rows, channels, vocab_size));
+        expect_close(d_position, roundings, 1e-5, label("d_position_table", rows, channels, vocab_size));
     }
     gpu->memory_free(gpu, tokens);
     free(host_tokens);
@@ -603,7 +619,8 @@ static void check_linear_backward_input(struct linear_shape s, bool gelu) {
     expect_same_bits(d_in, bits, label("linear d_in", s.rows, s.in, s.out));
     must(cpu->linear_backward_input(
         cpu, d_in->cpu, d_out->cpu, weight->cpu, gelu ? pre_gelu->cpu : NULL, s.rows, s.in, s.out));
-    expect_close(d_in, EXACT_BF16, 2e-5,
+    /* the product may be rounded once more before gelu' multiplies it */
+    expect_close(d_in, gelu ? 3 : EXACT_BF16, 2e-5,
         label(gelu ? "linear d_in through gelu" : "linear d_in", s.rows, s.in, s.out));
     release_values();
 }
@@ -644,7 +661,10 @@ static void check_linear_backward_parameters(
     struct tensor reference_bias = {with_bias ? d_bias->cpu : NULL, DTYPE_F64};
     must(cpu->linear_backward_parameters(
         cpu, reference_weight, reference_bias, d_out->cpu, in->cpu, s.rows, s.in, s.out, accumulate));
-    expect_close(d_weight, EXACT_BF16, 2e-5, label("linear d_weight", s.rows, s.in, s.out));
+    /* bf16 gradients: cuBLAS rounds the product, then the sum with what was there */
+    double product_rounding = gradient == DTYPE_BF16 && accumulate ? 5 * sqrt(s.rows) * 0x1p-8 : 0;
+    expect_within(d_weight, EXACT_BF16, 2e-5 * sqrt(s.rows) + product_rounding,
+        label("linear d_weight", s.rows, s.in, s.out));
     if (with_bias) {
         expect_close(d_bias, EXACT_BF16, 1e-5, label("linear d_bias", s.rows, s.in, s.out));
     }
@@ -773,11 +793,11 @@ static void check_attention(struct attention_shape s) {
         expect_same_bits(outputs[i], bits[i], label("attention", s.seq_len, s.heads, s.head_dim));
     }
     must(cpu->attention_forward(cpu, out->cpu, logsumexp->cpu, NULL, NULL, qkv->cpu, s));
-    expect_close(out, 2, 6e-3, label("attention out", s.seq_len, s.heads, s.head_dim));
-    expect_close(logsumexp, 2, 2e-3, label("attention logsumexp", s.seq_len, s.heads, s.head_dim));
+    expect_small_norm(out, 1e-2, label("attention out", s.seq_len, s.heads, s.head_dim));
+    expect_small_norm(logsumexp, 2e-3, label("attention logsumexp", s.seq_len, s.heads, s.head_dim));
     must(cpu->attention_backward(
         cpu, d_qkv->cpu, NULL, d_out->cpu, out->cpu, logsumexp->cpu, NULL, qkv->cpu, s));
-    expect_close(d_qkv, 8, 3e-2, label("attention d_qkv", s.seq_len, s.heads, s.head_dim));
+    expect_small_norm(d_qkv, 1e-2, label("attention d_qkv", s.seq_len, s.heads, s.head_dim));
     gpu->memory_free(gpu, saved);
     gpu->memory_free(gpu, workspace);
     release_values();

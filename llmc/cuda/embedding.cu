@@ -244,14 +244,17 @@ __global__ void token_runs_kernel(
     }
 }
 
-/* The block of the piece where a crossing run begins adds it up. */
+enum { CROSSING_ROWS = 8 };
+
+/* The block of the piece where a crossing run begins adds it up: each of its warps takes every CROSSING_ROWS-th partial
+   sum of 256 channels, then the warps' sums are added in order. */
 __global__ void token_crossing_runs_kernel(
     struct tensor d_token_table, const float *partials, struct sorted_tokens s, int channels) {
-    int piece = blockIdx.x, c = 8 * (blockIdx.y * blockDim.x + threadIdx.x);
-    int end = piece_end(s, piece);
+    __shared__ float sums[CROSSING_ROWS][32][8];
+    int piece = blockIdx.x, c = 8 * (blockIdx.y * 32 + threadIdx.x), end = piece_end(s, piece);
     int32_t token = s.token[end - 1];
-    if (c >= channels || !leaves(s, piece) || (enters(s, piece) && s.token[piece * PIECE] == token)) {
-        return;
+    if (!leaves(s, piece) || (enters(s, piece) && s.token[piece * PIECE] == token)) {
+        return; /* the whole block */
     }
     int last = end, beyond = s.count; /* the run's last entry is in [last, beyond) */
     while (beyond - last > 1) {
@@ -262,18 +265,33 @@ __global__ void token_crossing_runs_kernel(
             beyond = middle;
         }
     }
-    float sum[8];
-    load8(sum, partials + ((int64_t)2 * piece + 1) * channels + c);
+    float sum[8] = {};
+    if (c < channels) {
+        /* slot 1 of the piece where it begins, slot 0 of the others */
 #pragma unroll 4
-    for (int i = piece + 1; i <= last / PIECE; i++) {
-        float value[8];
-        load8(value, partials + (int64_t)2 * i * channels + c);
+        for (int i = piece + (int)threadIdx.y; i <= last / PIECE; i += CROSSING_ROWS) {
+            float value[8];
+            load8(value, partials + ((int64_t)2 * i + (i == piece ? 1 : 0)) * channels + c);
 #pragma unroll
-        for (int k = 0; k < 8; k++) {
-            sum[k] += value[k];
+            for (int k = 0; k < 8; k++) {
+                sum[k] += value[k];
+            }
         }
     }
-    gradient_store8(d_token_table, (int64_t)token * channels + c, sum, true);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        sums[threadIdx.y][threadIdx.x][k] = sum[k];
+    }
+    __syncthreads();
+    if (threadIdx.y == 0 && c < channels) {
+        for (int row = 1; row < CROSSING_ROWS; row++) {
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                sum[k] += sums[row][threadIdx.x][k];
+            }
+        }
+        gradient_store8(d_token_table, (int64_t)token * channels + c, sum, true);
+    }
 }
 
 /* Scratch memory of the backward pass, in this order. */
@@ -307,7 +325,7 @@ static enum status sort_tokens(struct backend *b, struct sorted_tokens *out, str
     const int32_t *keys = tokens;
     const int *positions = NULL;
     int to = 0;
-    for (int shift = 0; shift == 0 || (vocab_size - 1) >> shift > 0; shift += DIGIT_BITS) {
+    for (int shift = 0; shift == 0 || (shift < 31 && (vocab_size - 1) >> shift > 0); shift += DIGIT_BITS) {
         sort_count_kernel<<<tiles, SORT_TILE, 0, stream>>>(scratch.places, keys, count, shift);
         sort_scan_kernel<<<1, SORT_TILE, 0, stream>>>(scratch.places, (int)tiles * DIGITS);
         sort_scatter_kernel<<<tiles, SORT_TILE, 0, stream>>>(
@@ -345,7 +363,8 @@ static enum status embedding_backward(struct backend *b, struct tensor d_token_t
     dim3 grid((unsigned)ceil_div(rows, PIECE), (unsigned)ceil_div(channels, 8 * threads));
     token_runs_kernel<<<grid, threads, 0, stream>>>(
         d_token_table, scratch.partials, (const bf16 *)d_out, sorted, channels);
-    token_crossing_runs_kernel<<<grid, threads, 0, stream>>>(
+    dim3 crossing_grid(grid.x, (unsigned)ceil_div(channels, 8 * 32));
+    token_crossing_runs_kernel<<<crossing_grid, dim3(32, CROSSING_ROWS), 0, stream>>>(
         d_token_table, scratch.partials, sorted, channels);
     return launched("embedding_backward");
 }

@@ -1,14 +1,13 @@
 /* LayerNorm, alone and fused with the residual sum that comes before it, and the residual sum alone.
 
-   A row of C channels belongs to a group of warps (blockDim.x threads); a block holds blockDim.y groups. A thread holds
+   A row of C channels belongs to a group of warps (blockDim.x threads); a block holds blockDim.y groups. A thread has
    VECTORS pieces of the row, eight bf16 each, in registers from the first read to the last write, so every byte moves
    once:
 
        thread t of a group:  channels 8t .. 8t+7,  8(t + threads) .. ,  ...   (VECTORS pieces)
 
-   Blocks stay and walk over the rows. While a row is worked on, the thread's pieces of the next rows are already
-   on their way into shared memory (cp.async); every thread reads back only what it fetched itself, so that needs no
-   barrier, and memory never waits for the sums over a row.
+   What a row costs beside its bytes (sums over lanes, barriers) is paid by each warp, so few warps with many pieces are
+   fastest: in forward a row of up to 2048 channels has one warp, and needs no barrier.
 
    Forward moves in (and the addend), the sum and out: 4 bytes an element alone, 8 fused. The statistics are two-pass:
    the mean first, then the mean square of the differences. The fused op normalises the *rounded* sum, and both ops
@@ -16,55 +15,22 @@
 
    Backward, with x^ = (x - mean) rstd and g = d_out * weight:
        d_in = rstd (g - mean(g) - x^ mean(g x^))     d_weight = sum over rows of d_out x^     d_bias = of d_out
-   A thread sums its own channels of d_weight and d_bias in registers on its way over the rows. The groups of a block
-   meet in shared memory, the blocks in scratch memory (partials_sum), both in a fixed order. Bytes moved an element: 6,
-   or 8 when d_in accumulates. */
+   Blocks stay and walk over the rows. A thread sums its channels of d_weight and d_bias in registers on the way, which
+   leaves no room for the row itself: that waits in shared memory. The next row is already on its way there (cp.async;
+   a thread reads back only what it fetched itself, so that needs no barrier). In the end the groups of a block meet in
+   shared memory and the blocks in scratch memory (partials_sum), in a fixed order. Bytes moved an element: 6, or 8
+   when d_in accumulates. */
 #include "cuda.cuh"
 
 static const float EPSILON = 1e-5f;
 
-enum { MAX_WARPS = 16, MAX_VECTORS = 3, MAX_CHANNELS = 8 * 32 * MAX_WARPS * MAX_VECTORS };
-
-/* Rows ahead of the one in work: what fits 99 KB of shared memory with 512 threads and three tensors. */
-__host__ __device__ constexpr int stages_for(int vectors) {
-    return 4 - vectors;
-}
-
-/* ---- how rows are divided ---- */
-
-struct division {
-    int vectors; /* a thread */
-    dim3 block;  /* threads of a group, groups */
-    unsigned blocks;
-    size_t shared_bytes;
+enum {
+    FORWARD_VECTORS = 8, /* most pieces a thread */
+    BACKWARD_VECTORS = 4,
+    MAX_CHANNELS = 12288,
+    BLOCK_WARPS = 8, /* of a block, unless a row takes more */
+    MAX_WARPS = MAX_CHANNELS / (8 * 32 * BACKWARD_VECTORS)
 };
-
-/* As few idle lanes as possible, then as few vectors a thread; blocks of about 256 threads. */
-static void divide_row(struct division *out, int channels) {
-    int best_lanes = INT32_MAX;
-    for (int vectors = 1; vectors <= MAX_VECTORS; vectors++) {
-        int warps = (int)ceil_div(channels / 8, 32 * vectors);
-        if (warps <= MAX_WARPS && warps * vectors < best_lanes) {
-            best_lanes = warps * vectors;
-            out->vectors = vectors;
-            out->block = dim3(32 * (unsigned)warps, (unsigned)max_i64(1, 8 / warps));
-        }
-    }
-}
-
-/* As many blocks as the device holds at once, no more than there are rows for. */
-static enum status divide_rows(
-    struct division *d, const void *kernel, int64_t rows, int tensors, const struct backend_state *s) {
-    unsigned threads = d->block.x * d->block.y;
-    d->shared_bytes = (size_t)(stages_for(d->vectors) * tensors * d->vectors) * threads * sizeof(uint4);
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)d->shared_bytes));
-    int resident = 0;
-    CUDA_CHECK(
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, (int)threads, d->shared_bytes));
-    d->blocks = (unsigned)min_i64((int64_t)resident * s->multiprocessors, ceil_div(rows, d->block.y));
-    return STATUS_OK;
-}
 
 static enum status check_row(const char *op, int channels) {
     CHECK(check_channels(op, channels));
@@ -73,55 +39,25 @@ static enum status check_row(const char *op, int channels) {
                                           channels, MAX_CHANNELS);
 }
 
-/* Waits for the group's warps only. */
-__device__ inline void group_barrier() {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.y), "r"(blockDim.x) : "memory");
-}
-
-/* The thread's pieces of the rows ahead: (STAGES, TENSORS, VECTORS, threads of the block) in shared memory. */
-template <int VECTORS, int TENSORS> struct pipeline {
-    static constexpr int STAGES = stages_for(VECTORS);
-    uint4 *mine; /* stage 0, tensor 0, vector 0 */
-    int threads, stage, channels;
-
-    __device__ pipeline(uint4 *shared, int row_channels) {
-        threads = blockDim.x * blockDim.y;
-        mine = shared + threadIdx.y * blockDim.x + threadIdx.x;
-        stage = 0;
-        channels = row_channels;
-    }
-    __device__ int channel(int vector) const {
-        return 8 * (threadIdx.x + vector * blockDim.x);
-    }
-    __device__ uint4 *place(int tensor, int vector) const {
-        return mine + ((stage * TENSORS + tensor) * VECTORS + vector) * threads;
-    }
-    /* Starts the copy of a row into the current stage; a tensor that is NULL is passed over. */
-    __device__ void fetch(const bf16 *const (&tensor)[TENSORS], int64_t row, int64_t rows) const {
-#pragma unroll
-        for (int t = 0; t < TENSORS; t++) {
-#pragma unroll
-            for (int j = 0; j < VECTORS; j++) {
-                if (tensor[t] != NULL && row < rows && channel(j) < channels) {
-                    copy_async16(place(t, j), tensor[t] + row * channels + channel(j));
-                }
-            }
-        }
-        copy_async_commit();
-    }
-    /* A piece of the current stage, once wait has returned. */
-    __device__ uint4 piece(int tensor, int vector) const {
-        return channel(vector) < channels ? *place(tensor, vector) : make_uint4(0, 0, 0, 0);
-    }
-    __device__ void wait() const {
-        copy_async_wait<STAGES - 1>();
-    }
-    __device__ void next_stage() {
-        stage = stage + 1 < STAGES ? stage + 1 : 0;
-    }
+struct division {
+    int vectors; /* a thread */
+    dim3 block;  /* threads of a group, groups */
 };
 
-/* Sums N values over the group. `shared` (N, MAX_WARPS) must not be written again before the group's next barrier. */
+static struct division divide_row(int channels, int max_vectors) {
+    int64_t pieces = channels / 8, warps = ceil_div(pieces, 32 * max_vectors);
+    struct division d = {(int)ceil_div(pieces, 32 * warps),
+        dim3((unsigned)(32 * warps), (unsigned)max_i64(1, BLOCK_WARPS / warps))};
+    return d;
+}
+
+/* The first channel of the thread's piece j. */
+__device__ inline int piece_channel(int j) {
+    return 8 * (threadIdx.x + j * blockDim.x);
+}
+
+/* Sums N values over each group. The block's threads call it together; `shared` (N, MAX_WARPS) must not be written
+   again before the next barrier. */
 template <int N> __device__ inline void group_sum(float (&value)[N], float (*shared)[MAX_WARPS]) {
     int warps = blockDim.x / 32, own = threadIdx.y * warps;
 #pragma unroll
@@ -137,7 +73,7 @@ template <int N> __device__ inline void group_sum(float (&value)[N], float (*sha
             shared[n][own + threadIdx.x / 32] = value[n];
         }
     }
-    group_barrier();
+    __syncthreads();
 #pragma unroll
     for (int n = 0; n < N; n++) {
         value[n] = 0.0f;
@@ -159,91 +95,102 @@ struct forward_arguments {
 };
 
 template <int VECTORS>
-__global__ void __launch_bounds__(32 * MAX_WARPS) layernorm_forward_kernel(forward_arguments a) {
-    extern __shared__ uint4 stages[];
-    __shared__ float shared[2][1][MAX_WARPS];
-    const bf16 *const tensors[2] = {a.in, a.addend};
-    pipeline<VECTORS, 2> ahead(stages, a.channels);
-    int64_t first = (int64_t)blockIdx.x * blockDim.y + threadIdx.y, step = (int64_t)gridDim.x * blockDim.y;
-    for (int i = 0; i < ahead.STAGES; i++) {
-        ahead.fetch(tensors, first + i * step, a.rows);
-        ahead.next_stage();
+__device__ inline void load_row(uint4 (&out)[VECTORS], const bf16 *row, int channels, bool present) {
+#pragma unroll
+    for (int j = 0; j < VECTORS; j++) {
+        int c = piece_channel(j);
+        out[j] = present && c < channels ? load16(row + c) : make_uint4(0, 0, 0, 0);
     }
-    for (int64_t row = first; row < a.rows; row += step) {
-        int64_t at = row * a.channels;
-        uint4 x[VECTORS];
-        float total[1] = {0.0f};
-        ahead.wait();
+}
+
+/* x = the rounded sum of both, stored as well */
+template <int VECTORS>
+__device__ inline void add_rows(
+    bf16 *sum, uint4 (&x)[VECTORS], const uint4 (&addend)[VECTORS], int channels, bool present) {
 #pragma unroll
-        for (int j = 0; j < VECTORS; j++) {
+    for (int j = 0; j < VECTORS; j++) {
+        float u[8], v[8];
+        unpack8(u, x[j]);
+        unpack8(v, addend[j]);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u[i] += v[i];
+        }
+        x[j] = pack8(u);
+        if (present && piece_channel(j) < channels) {
+            store16(sum + piece_channel(j), x[j]);
+        }
+    }
+}
+
+template <int VECTORS>
+__global__ void __launch_bounds__(32 * BLOCK_WARPS) layernorm_forward_kernel(forward_arguments a) {
+    __shared__ float shared[2][1][MAX_WARPS];
+    int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y, at = row * a.channels;
+    bool present = row < a.rows;
+    uint4 x[VECTORS];
+    load_row(x, a.in + at, a.channels, present);
+    if (a.addend != NULL) {
+        uint4 addend[VECTORS];
+        load_row(addend, a.addend + at, a.channels, present);
+        add_rows(a.sum + at, x, addend, a.channels, present);
+    }
+
+    float total[1] = {0.0f}, squares[1] = {0.0f};
+#pragma unroll
+    for (int j = 0; j < VECTORS; j++) {
+        float u[8];
+        unpack8(u, x[j]);
+        total[0] += ((u[0] + u[1]) + (u[2] + u[3])) + ((u[4] + u[5]) + (u[6] + u[7]));
+    }
+    group_sum(total, shared[0]);
+    float mean = total[0] * a.inverse_channels;
+#pragma unroll
+    for (int j = 0; j < VECTORS; j++) {
+        if (piece_channel(j) < a.channels) {
             float u[8];
-            x[j] = ahead.piece(0, j);
             unpack8(u, x[j]);
-            if (a.addend != NULL) {
-                float v[8];
-                unpack8(v, ahead.piece(1, j));
 #pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    u[i] += v[i];
-                }
-                x[j] = pack8(u);
-                unpack8(u, x[j]);
-                if (ahead.channel(j) < a.channels) {
-                    store16(a.sum + at + ahead.channel(j), x[j]);
-                }
-            }
-            total[0] += ((u[0] + u[1]) + (u[2] + u[3])) + ((u[4] + u[5]) + (u[6] + u[7]));
-        }
-        group_sum(total, shared[0]);
-        float mean = total[0] * a.inverse_channels, squares[1] = {0.0f};
-#pragma unroll
-        for (int j = 0; j < VECTORS; j++) {
-            if (ahead.channel(j) < a.channels) {
-                float u[8];
-                unpack8(u, x[j]);
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    squares[0] = fmaf(u[i] - mean, u[i] - mean, squares[0]);
-                }
+            for (int i = 0; i < 8; i++) {
+                squares[0] = fmaf(u[i] - mean, u[i] - mean, squares[0]);
             }
         }
-        group_sum(squares, shared[1]);
-        float rstd = rsqrtf(fmaf(squares[0], a.inverse_channels, EPSILON));
+    }
+    group_sum(squares, shared[1]);
+    float rstd = rsqrtf(fmaf(squares[0], a.inverse_channels, EPSILON));
+
 #pragma unroll
-        for (int j = 0; j < VECTORS; j++) {
-            int c = ahead.channel(j);
-            if (c < a.channels) {
-                float u[8], w[8], bias[8];
-                unpack8(u, x[j]);
-                unpack8(w, load16(a.weight + c));
-                unpack8(bias, load16(a.bias + c));
+    for (int j = 0; j < VECTORS; j++) {
+        int c = piece_channel(j);
+        if (present && c < a.channels) {
+            float u[8], w[8], bias[8];
+            unpack8(u, x[j]);
+            unpack8(w, load16(a.weight + c));
+            unpack8(bias, load16(a.bias + c));
 #pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    u[i] = fmaf((u[i] - mean) * rstd, w[i], bias[i]);
-                }
-                store16(a.out + at + c, pack8(u));
+            for (int i = 0; i < 8; i++) {
+                u[i] = fmaf((u[i] - mean) * rstd, w[i], bias[i]);
             }
+            store16(a.out + at + c, pack8(u));
         }
-        if (threadIdx.x == 0) {
-            a.mean[row] = mean;
-            a.rstd[row] = rstd;
-        }
-        ahead.fetch(tensors, row + ahead.STAGES * step, a.rows);
-        ahead.next_stage();
+    }
+    if (present && threadIdx.x == 0) {
+        a.mean[row] = mean;
+        a.rstd[row] = rstd;
     }
 }
 
 typedef void (*forward_kernel)(forward_arguments);
 
 static enum status launch_forward(struct backend *b, const char *op, const struct forward_arguments *a) {
-    static const forward_kernel kernels[MAX_VECTORS] = {
-        layernorm_forward_kernel<1>, layernorm_forward_kernel<2>, layernorm_forward_kernel<3>};
+    static const forward_kernel kernels[FORWARD_VECTORS] = {layernorm_forward_kernel<1>,
+        layernorm_forward_kernel<2>, layernorm_forward_kernel<3>, layernorm_forward_kernel<4>,
+        layernorm_forward_kernel<5>, layernorm_forward_kernel<6>, layernorm_forward_kernel<7>,
+        layernorm_forward_kernel<8>};
     CHECK(check_row(op, a->channels));
-    struct division d = {};
-    divide_row(&d, a->channels);
-    forward_kernel kernel = kernels[d.vectors - 1];
-    CHECK(divide_rows(&d, (const void *)kernel, a->rows, 2, b->state));
-    kernel<<<d.blocks, d.block, d.shared_bytes, b->state->stream>>>(*a);
+    struct division d = divide_row(a->channels, FORWARD_VECTORS);
+    unsigned blocks = (unsigned)ceil_div(a->rows, d.block.y);
+    kernels[d.vectors - 1]<<<blocks, d.block, 0, b->state->stream>>>(*a);
     return launched(op);
 }
 
@@ -297,85 +244,136 @@ struct backward_arguments {
     const bf16 *d_out, *in, *weight;
     const float *mean, *rstd;
     int64_t rows;
-    int channels;
+    int channels, stages; /* rows in shared memory for each group: 1 or 2 */
     float inverse_channels;
     bool accumulate;
 };
 
+enum backward_tensor { IN, D_OUT, D_IN, BACKWARD_TENSORS };
+
+/* The thread's pieces of this row and the next: (stages, BACKWARD_TENSORS, VECTORS, threads of the block). */
+template <int VECTORS> struct row_stages {
+    uint4 *mine; /* the thread's first piece of the first stage */
+    int threads, stage;
+
+    __device__ row_stages(uint4 *shared) {
+        threads = blockDim.x * blockDim.y;
+        mine = shared + threadIdx.y * blockDim.x + threadIdx.x;
+        stage = 0;
+    }
+    __device__ uint4 *piece(int tensor, int j) const {
+        return mine + ((stage * BACKWARD_TENSORS + tensor) * VECTORS + j) * threads;
+    }
+    /* Starts the copies of a row into the current stage and goes on to the next stage. Where there is no such row or
+       channel, zeros. */
+    __device__ void fetch(const backward_arguments &a, int64_t row) {
+        int64_t at = row * a.channels;
+#pragma unroll
+        for (int j = 0; j < VECTORS; j++) {
+            int c = piece_channel(j);
+            if (row < a.rows && c < a.channels) {
+                copy_async16(piece(IN, j), a.in + at + c);
+                copy_async16(piece(D_OUT, j), a.d_out + at + c);
+                if (a.accumulate) {
+                    copy_async16(piece(D_IN, j), a.d_in + at + c);
+                }
+            } else {
+                *piece(IN, j) = *piece(D_OUT, j) = make_uint4(0, 0, 0, 0);
+            }
+        }
+        copy_async_commit();
+        stage = stage + 1 < a.stages ? stage + 1 : 0;
+    }
+    /* Waits for the copies into the current stage. */
+    __device__ void wait(const backward_arguments &a) const {
+        if (a.stages == 2) {
+            copy_async_wait<1>();
+        } else {
+            copy_async_wait<0>();
+        }
+    }
+};
+
+/* 512: at most 128 registers, so that two blocks of BLOCK_WARPS fit a multiprocessor */
 template <int VECTORS>
-__global__ void __launch_bounds__(32 * MAX_WARPS) layernorm_backward_kernel(backward_arguments a) {
-    extern __shared__ uint4 stages[];
+__global__ void __launch_bounds__(512) layernorm_backward_kernel(backward_arguments a) {
+    extern __shared__ uint4 dynamic_shared[];
     __shared__ float shared[2][2][MAX_WARPS];
-    const bf16 *const tensors[3] = {a.in, a.d_out, a.accumulate ? a.d_in : NULL};
-    pipeline<VECTORS, 3> ahead(stages, a.channels);
-    int64_t first = (int64_t)blockIdx.x * blockDim.y + threadIdx.y, step = (int64_t)gridDim.x * blockDim.y;
-    for (int i = 0; i < ahead.STAGES; i++) {
-        ahead.fetch(tensors, first + i * step, a.rows);
-        ahead.next_stage();
+    row_stages<VECTORS> rows(dynamic_shared);
+    int64_t step = (int64_t)gridDim.x * blockDim.y, first = (int64_t)blockIdx.x * blockDim.y;
+    for (int i = 0; i < a.stages; i++) {
+        rows.fetch(a, first + i * step + threadIdx.y);
     }
     float d_weight[VECTORS][8] = {}, d_bias[VECTORS][8] = {};
     int parity = 0; /* two sets of shared sums take turns, so one barrier a row is enough */
-    for (int64_t row = first; row < a.rows; row += step, parity ^= 1) {
-        float mean = a.mean[row], rstd = a.rstd[row];
-        float sums[2] = {0.0f, 0.0f}; /* of g and of g x^ */
-        uint4 x[VECTORS], d_out[VECTORS];
-        ahead.wait();
+    for (; first < a.rows; first += step, parity ^= 1) {
+        int64_t row = first + threadIdx.y;
+        bool present = row < a.rows;
+        float rstd = present ? a.rstd[row] : 0.0f;
+        float offset = present ? -a.mean[row] * rstd : 0.0f; /* x^ = x rstd + offset */
+        float sums[2] = {0.0f, 0.0f};                        /* of g and of g x^ */
+        rows.wait(a);
 #pragma unroll
         for (int j = 0; j < VECTORS; j++) {
-            int c = ahead.channel(j);
-            float u[8], g[8], w[8];
-            x[j] = ahead.piece(0, j);
-            d_out[j] = ahead.piece(1, j);
-            unpack8(u, x[j]);
-            unpack8(g, d_out[j]);
+            int c = piece_channel(j);
+            float x[8], d_out[8], w[8];
+            unpack8(x, *rows.piece(IN, j));
+            unpack8(d_out, *rows.piece(D_OUT, j));
             unpack8(w, c < a.channels ? load16(a.weight + c) : make_uint4(0, 0, 0, 0));
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                float normed = (u[i] - mean) * rstd, weighted = g[i] * w[i];
-                d_weight[j][i] = fmaf(g[i], normed, d_weight[j][i]);
-                d_bias[j][i] += g[i];
-                sums[0] += weighted;
-                sums[1] = fmaf(weighted, normed, sums[1]);
+                float normed = fmaf(x[i], rstd, offset), g = d_out[i] * w[i];
+                d_weight[j][i] = fmaf(d_out[i], normed, d_weight[j][i]);
+                d_bias[j][i] += d_out[i];
+                sums[0] += g;
+                sums[1] = fmaf(g, normed, sums[1]);
             }
         }
         group_sum(sums, shared[parity]);
         float mean_g = sums[0] * a.inverse_channels, mean_normed = sums[1] * a.inverse_channels;
 #pragma unroll
         for (int j = 0; j < VECTORS; j++) {
-            int c = ahead.channel(j);
-            if (c < a.channels) {
-                float u[8], g[8], w[8], d[8];
-                unpack8(u, x[j]);
-                unpack8(g, d_out[j]);
+            int c = piece_channel(j);
+            if (present && c < a.channels) {
+                float x[8], d_out[8], w[8], d[8];
+                unpack8(x, *rows.piece(IN, j));
+                unpack8(d_out, *rows.piece(D_OUT, j));
                 unpack8(w, load16(a.weight + c));
-                unpack8(d, a.accumulate ? ahead.piece(2, j) : make_uint4(0, 0, 0, 0));
+                unpack8(d, a.accumulate ? *rows.piece(D_IN, j) : make_uint4(0, 0, 0, 0));
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
-                    float normed = (u[i] - mean) * rstd;
-                    d[i] = fmaf(rstd, fmaf(g[i], w[i], -mean_g) - normed * mean_normed, d[i]);
+                    float normed = fmaf(x[i], rstd, offset);
+                    d[i] = fmaf(rstd, fmaf(-mean_normed, normed, fmaf(d_out[i], w[i], -mean_g)), d[i]);
                 }
                 store16(a.d_in + row * a.channels + c, pack8(d));
             }
         }
-        ahead.fetch(tensors, row + ahead.STAGES * step, a.rows);
-        ahead.next_stage();
+        rows.fetch(a, row + a.stages * step);
     }
 
-    /* the groups add up in turn, where the stages were, and the block writes its row of partials */
-    struct tensor block_sums = {stages, DTYPE_F32};
-    for (int group = 0; group < blockDim.y; group++) {
-        __syncthreads();
-        for (int j = 0; threadIdx.y == group && j < VECTORS; j++) {
-            if (ahead.channel(j) < a.channels) {
-                gradient_store8(block_sums, ahead.channel(j), d_weight[j], group > 0);
-                gradient_store8(block_sums, a.channels + ahead.channel(j), d_bias[j], group > 0);
-            }
+    /* the groups' sums side by side where the rows were, then the block's row of partials */
+    float *partials = a.partials + (int64_t)blockIdx.x * 2 * a.channels;
+    float *groups = reinterpret_cast<float *>(dynamic_shared);
+    struct tensor own = {blockDim.y == 1 ? partials : groups + threadIdx.y * 2 * a.channels, DTYPE_F32};
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < VECTORS; j++) {
+        int c = piece_channel(j);
+        if (c < a.channels) {
+            gradient_store8(own, c, d_weight[j], false);
+            gradient_store8(own, a.channels + c, d_bias[j], false);
         }
     }
-    __syncthreads();
-    int threads = blockDim.x * blockDim.y;
-    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < 2 * a.channels; i += threads) {
-        a.partials[(int64_t)blockIdx.x * 2 * a.channels + i] = static_cast<float *>(block_sums.data)[i];
+    if (blockDim.y > 1) {
+        __syncthreads();
+        int threads = blockDim.x * blockDim.y;
+        for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < 2 * a.channels; i += threads) {
+            float sum = 0.0f;
+            for (int group = 0; group < blockDim.y; group++) {
+                sum += groups[group * 2 * a.channels + i];
+            }
+            partials[i] = sum;
+        }
     }
 }
 
@@ -384,21 +382,30 @@ typedef void (*backward_kernel)(backward_arguments);
 static enum status layernorm_backward(struct backend *b, void *d_in, struct tensor d_weight,
     struct tensor d_bias, const void *d_out, const void *in, const void *weight, const void *mean,
     const void *rstd, int64_t rows, int channels, bool accumulate_input, bool accumulate_parameters) {
-    static const backward_kernel kernels[MAX_VECTORS] = {
-        layernorm_backward_kernel<1>, layernorm_backward_kernel<2>, layernorm_backward_kernel<3>};
+    static const backward_kernel kernels[BACKWARD_VECTORS] = {layernorm_backward_kernel<1>,
+        layernorm_backward_kernel<2>, layernorm_backward_kernel<3>, layernorm_backward_kernel<4>};
     CHECK(check_row("layernorm backward", channels));
-    struct division d = {};
-    divide_row(&d, channels);
+    struct division d = divide_row(channels, BACKWARD_VECTORS);
     backward_kernel kernel = kernels[d.vectors - 1];
-    CHECK(divide_rows(&d, (const void *)kernel, rows, 3, b->state));
+    int threads = (int)(d.block.x * d.block.y);
+    int stage_bytes = BACKWARD_TENSORS * d.vectors * threads * (int)sizeof(uint4);
+    int stages = 2 * stage_bytes + 1024 <= b->state->shared_bytes ? 2 : 1; /* 1024: what is not dynamic */
+    int sums_bytes = d.block.y > 1 ? (int)d.block.y * 2 * channels * (int)sizeof(float) : 0;
+    int shared_bytes = stages * stage_bytes > sums_bytes ? stages * stage_bytes : sums_bytes;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+    int resident = 0; /* blocks that a multiprocessor holds at once */
+    CUDA_CHECK(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, (size_t)shared_bytes));
+    unsigned blocks =
+        (unsigned)min_i64((int64_t)resident * b->state->multiprocessors, ceil_div(rows, d.block.y));
     void *partials;
-    CHECK(scratch_reserve(b, &partials, (size_t)d.blocks * 2 * (size_t)channels * sizeof(float)));
+    CHECK(scratch_reserve(b, &partials, (size_t)blocks * 2 * (size_t)channels * sizeof(float)));
     struct backward_arguments a = {(bf16 *)d_in, (float *)partials, (const bf16 *)d_out, (const bf16 *)in,
-        (const bf16 *)weight, (const float *)mean, (const float *)rstd, rows, channels,
+        (const bf16 *)weight, (const float *)mean, (const float *)rstd, rows, channels, stages,
         1.0f / (float)channels, accumulate_input};
-    kernel<<<d.blocks, d.block, d.shared_bytes, b->state->stream>>>(a);
+    kernel<<<blocks, d.block, (size_t)shared_bytes, b->state->stream>>>(a);
     CHECK(launched("layernorm backward"));
-    return partials_sum(b, d_weight, d_bias, a.partials, (int)d.blocks, channels, accumulate_parameters);
+    return partials_sum(b, d_weight, d_bias, a.partials, (int)blocks, channels, accumulate_parameters);
 }
 
 void cuda_layernorm_install(struct backend *b) {

@@ -85,7 +85,7 @@ static enum status linear_backward_input(struct backend *b, void *d_in, const vo
 
 /* ---- bias gradient: sums over rows ---- */
 
-enum { WARPS = THREADS / 32, BLOCK_COLUMNS = 32 * 8, ROWS_AHEAD = 4 };
+enum { WARPS = THREADS / 32, BLOCK_COLUMNS = 32 * 8, ROWS_AHEAD = 8 };
 
 /* partials (gridDim.y, columns). A warp reads 256 columns of one row at once, eight a lane; the warps of a block take
    turns with the rows and meet in shared memory. Bytes moved: 2 an element. */
