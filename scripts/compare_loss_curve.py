@@ -41,7 +41,7 @@ PROGRESS_STEPS = 25
 
 
 def draw_weights(model, seed):
-    """N(0, 0.02) as GPT-2's, the projections into the residual stream by 1/sqrt(2 layers) smaller; LayerNorm 1, biases 0."""
+    """GPT-2's: N(0, 0.02), projections into the residual stream by 1/sqrt(2 layers) smaller; LayerNorm 1, biases 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2:
@@ -92,7 +92,7 @@ class Windows:
 
 
 def learning_rate(arguments, step):
-    """llmc/schedule.c's cosine: up to the peak in the warm-up's last step, down to FINAL_LEARNING_RATE of it in the last."""
+    """llmc/schedule.c's cosine: the peak in the warm-up's last step, FINAL_LEARNING_RATE of it in the very last."""
     peak, warmup, last = arguments.learning_rate, arguments.warmup_steps, arguments.steps - 1
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -162,8 +162,8 @@ def report(arguments, ours, theirs):
     # said so that a loss that is not a number is not within the limits
     good = abs(signed) < arguments.max_signed and absolute < arguments.max_absolute
     print(f"\nover {len(differences)} steps, train_gpt - PyTorch:\n"
-          f"mean signed difference    {signed:+.6f}  (limit {arguments.max_signed:g} either way)\n"
-          f"mean absolute difference   {absolute:.6f}  (limit {arguments.max_absolute:g})\n"
+          f"mean signed difference    {signed:+.3g}  (limit {arguments.max_signed:g} either way)\n"
+          f"mean absolute difference  {absolute:.3g}  (limit {arguments.max_absolute:g})\n"
           f"{'the curves agree' if good else 'the curves do NOT agree'}")
     if arguments.out:
         settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
@@ -189,7 +189,7 @@ def parse_arguments():
     parser.add_argument("--trainer", metavar="PROGRAM", default="./train_gpt", help="default: ./train_gpt")
     parser.add_argument("--max-signed", metavar="X", type=float, default=0.005, help="default: 0.005")
     parser.add_argument("--max-absolute", metavar="X", type=float, default=0.02, help="default: 0.02")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write settings, both curves and result there, as JSON")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write settings, curves and result there, as JSON")
     return parser, parser.parse_args()
 
 

@@ -11,9 +11,23 @@ class TrainerError(Exception):
     """train_gpt could not do it; the text is its own line."""
 
 
+def run(command, **more):
+    """The ended program, with what it printed as text."""
+    try:
+        ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, **more)
+    except OSError as error:
+        raise TrainerError(f"{command[0]}: {error.strerror}; build it first, with make") from None
+    except subprocess.TimeoutExpired as error:
+        raise TrainerError(f"not done after {error.timeout:g} seconds") from None
+    if ended.returncode != 0:
+        said = [line for line in ended.stderr.splitlines() if line.startswith("train_gpt: ")]
+        raise TrainerError(said[0].removeprefix("train_gpt: ") if said else f"{command[0]} ended with code {ended.returncode}")
+    return ended
+
+
 def presets(program):
-    """{name: (Config, learning rate)} as the table at the end of `train_gpt --help` has them."""
-    text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
+    """{name: (Config, learning rate)} as the table of `train_gpt --help` has them."""
+    text = run([program, "--help"], stdout=subprocess.PIPE).stdout
     table = text.partition("\nPresets")[2].partition("\n\n")[0]
     found = {}
     for line in table.splitlines()[2:]:
@@ -27,15 +41,6 @@ def presets(program):
 def train(program, run_dir, options, output=None, timeout=None):
     """Trains with {"option-name": value} and returns the log's steps; output: where progress goes (none: --quiet)."""
     command = [program, f"--run-dir={run_dir}"] + [f"--{name}={value}" for name, value in options.items()]
-    try:
-        run = subprocess.run(command if output else command + ["--quiet"], stdout=output or subprocess.DEVNULL,
-                             stderr=subprocess.PIPE, text=True, timeout=timeout)
-    except OSError as error:
-        raise TrainerError(f"{program}: {error.strerror}; build it first, with make") from None
-    except subprocess.TimeoutExpired:
-        raise TrainerError(f"not done after {timeout} seconds") from None
-    if run.returncode != 0:
-        said = [line.removeprefix("train_gpt: ") for line in run.stderr.splitlines() if line.startswith("train_gpt: ")]
-        raise TrainerError(said[0] if said else f"train_gpt ended with code {run.returncode}")
+    run(command if output else command + ["--quiet"], stdout=output or subprocess.DEVNULL, timeout=timeout)
     events = [json.loads(line) for line in (Path(run_dir) / "log.jsonl").read_text().splitlines()]
     return [event for event in events if event["type"] == "step"]
