@@ -21,7 +21,8 @@ def run(command, **more):
         raise TrainerError(f"not done after {error.timeout:g} seconds") from None
     if ended.returncode != 0:
         said = [line for line in ended.stderr.splitlines() if line.startswith("train_gpt: ")]
-        raise TrainerError(said[0].removeprefix("train_gpt: ") if said else f"{command[0]} ended with code {ended.returncode}")
+        code = f"{command[0]} ended with code {ended.returncode}"
+        raise TrainerError(said[0].removeprefix("train_gpt: ") if said else code)
     return ended
 
 
