@@ -2,13 +2,13 @@
 """Loads a checkpoint of train_gpt with Hugging Face's GPT2LMHeadModel, as it is, and checks
 
   - that every weight finds its place: none missing, none left over, none of another shape;
-  - that the logits on random tokens are those of scripts/reference_model.py, the model that train_gpt's golden tests
-    are made with;
-  - with --val-data, that the loss on those shards is the one that train_gpt logged at the checkpoint's step. The run
-    must have measured all of them (--eval-batches 0) at that step.
+  - that the logits on random tokens are those of scripts/reference_model.py, the model that train_gpt's
+    golden tests are made with;
+  - with --val-data, that the loss on those shards is the one that train_gpt logged at the checkpoint's step.
+    The run must have measured all of them (--eval-batches 0) at that step.
 
-Prints one line a check; exit code 1 if one fails. Grouped-query attention is not part of GPT2LMHeadModel: such a
-checkpoint fails at the first check.
+Prints one line a check; exit code 1 if one fails. Grouped-query attention is not part of GPT2LMHeadModel:
+such a checkpoint fails at the first check.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def check_logits(model, checkpoint):
 
 @torch.no_grad()
 def loss_of_shards(model, pattern):
-    """Mean loss of every token of the shards but their first, each predicted in a window of the model's length."""
+    """Mean loss of all tokens of the shards but their first, predicted in windows of the model's length."""
     total, counted, seq_len = 0.0, 0, model.config.n_positions
     paths = sorted(glob.glob(pattern))
     if not paths:
@@ -78,13 +78,16 @@ def check_logged_loss(model, checkpoint, pattern):
         return check(False, f"{log} has no evaluation at step {step}")
     loss, counted = loss_of_shards(model, pattern)
     if counted != logged[-1]["tokens"]:
-        return check(False, f"step {step} was evaluated on {logged[-1]['tokens']} tokens, the shards have {counted}")
+        evaluated = logged[-1]["tokens"]
+        return check(False, f"step {step} was evaluated on {evaluated} tokens, the shards have {counted}")
     return check(abs(loss - logged[-1]["loss"]) < 1e-5,
                  f"loss {loss:.6f} over {counted} tokens, train_gpt logged {logged[-1]['loss']:.6f}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkpoint", type=Path, help="a folder runs/NAME/checkpoints/step-NNNNNNNN")
     parser.add_argument("--val-data", metavar="GLOB", help="the run's --val-data")
     arguments = parser.parse_args()

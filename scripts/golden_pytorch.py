@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the golden values of test/test_golden.c: two tiny GPTs with fixed weights, computed by PyTorch in float64.
+"""Writes the golden values of test/test_golden.c: two tiny GPTs with fixed weights, in float64 by PyTorch.
 
 Each file test/golden/NAME.safetensors holds (S steps, B sequences, T positions, V vocabulary)
   metadata                     the model's shape and AdamW's settings
@@ -30,7 +30,9 @@ BATCH = 3
 STEPS = 10
 SHORT_LENGTH = 11  # every other step
 # the clip lies between the norms: some steps are clipped and some are not
-ADAMW = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, "clip": 2.5}
+ADAMW = {
+    "learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, "clip": 2.5,
+}
 
 
 def draw_weights(model, generator):
@@ -111,7 +113,9 @@ def largest_difference(golden, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent.parent / "test" / "golden",
                         help="folder to write to (default: test/golden)")
     parser.add_argument("--seed", type=int, default=1, help="of weights and tokens (default: 1)")

@@ -1,8 +1,8 @@
 """The GPT of llmc/model.h in PyTorch, for the scripts that compare with it.
 
-GPT-2: learned positions, pre-LayerNorm, tanh GELU, head tied to the token embedding; and grouped-query attention.
-Parameters have Hugging Face's GPT-2 names without the leading "transformer."; weights are (out, in), as in the
-trainer's memory, where Hugging Face's Conv1D stores (in, out).
+GPT-2: learned positions, pre-LayerNorm, tanh GELU, head tied to the token embedding; and grouped-query
+attention. Parameters have Hugging Face's GPT-2 names without the leading "transformer."; weights are
+(out, in), as in the trainer's memory, where Hugging Face's Conv1D stores (in, out).
 """
 
 import json

@@ -8,8 +8,8 @@
 #include "llmc/optimizer.h"
 #include "llmc/safetensors.h"
 
-/* What a backend's arithmetic may differ by. The files hold logits, gradients and weights as float32, which alone
-   is an error of 6e-8 relative. */
+/* What a backend's arithmetic may differ by. The files hold logits, gradients and weights as float32, which
+   alone is an error of 6e-8 relative. */
 struct device {
     const char *name;
     enum status (*create)(struct backend **out, int threads);
@@ -236,8 +236,8 @@ static void for_each_fixture(void (*check)(struct fixture *f)) {
     }
 }
 
-/* Takes a step's batch, cut to its length, into f->batch_tokens and f->batch_targets; returns the number of targets
-   that count. With `only` >= 0 the target of that token alone counts. */
+/* Takes a step's batch, cut to its length, into f->batch_tokens and f->batch_targets; returns the number of
+   targets that count. With `only` >= 0 the target of that token alone counts. */
 static int take_batch(struct fixture *f, int step, int only) {
     int seq_len = model_get_config(f->model)->seq_len, length = f->lengths[step], counted = 0;
     for (int i = 0; i < f->batch * length; i++) {
@@ -326,8 +326,8 @@ static void check_gradients(struct fixture *f) {
     }
 }
 
-/* Adding a constant to all keys shifts all scores of a query alike, which softmax does not see: the gradient of
-   key biases is rounding noise around 0, and AdamW turns noise into steps of up to the learning rate. */
+/* Adding a constant to all keys shifts all scores of a query alike, which softmax does not see: the gradient
+   of key biases is rounding noise around 0, and AdamW turns noise into steps of up to the learning rate. */
 static bool loss_depends_on(const struct model_config *config, enum parameter_id id, int64_t index) {
     int64_t head = index / model_head_dim(config);
     return id != QKV_BIAS || head < config->heads || head >= config->heads + config->kv_heads;

@@ -1,6 +1,6 @@
-/* The model's gradients against what defines them: central differences of the loss, in double precision, for every
-   parameter tensor, with multi-head and grouped-query attention. And what must not change them: what is recomputed,
-   how a batch is split into micro-steps, how the logits are split into chunks.
+/* The model's gradients against what defines them: central differences of the loss, in double precision, for
+   every parameter tensor, with multi-head and grouped-query attention. And what must not change them: what
+   is recomputed, how a batch is split into micro-steps, how the logits are split into chunks.
 
    The CPU backends' memory is the host's, so the tests read and write parameters and gradients in place. */
 #include "test.h"
@@ -131,8 +131,8 @@ static double mean_loss(struct fixture *f) {
     return get(loss_tensor(f), 0) * f->d_loss;
 }
 
-/* The gradients of the whole batch in micro-steps of so many sequences; returns the mean loss. What is in the gradient
-   buffer before must not matter, so there is NaN. */
+/* The gradients of the whole batch in micro-steps of so many sequences; returns the mean loss. What is in
+   the gradient buffer before must not matter, so there is NaN. */
 static double compute_gradients(struct fixture *f, int micro_batch, const struct model_hooks *hooks) {
     const struct model_config *config = model_get_config(f->model);
     FOR_EACH_PARAMETER(config, id, layer) {
@@ -331,8 +331,8 @@ static void test_the_same_computation_twice_gives_the_same_bits(void) {
 
 /* ---- hooks ---- */
 
-/* Keeps the parameters away until a bucket is asked for, and the gradients of each bucket as they were when it was told
-   to be ready. */
+/* Keeps the parameters away until a bucket is asked for, and the gradients of each bucket as they were when
+   it was told to be ready. */
 struct hook_log {
     struct model *model;
     double *hidden, *ready; /* flat layout */
