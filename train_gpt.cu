@@ -508,11 +508,12 @@ static void print_summary(const struct worker *w) {
         "model    %s: %s parameters, %d layers, %d channels, %d heads of %d%s, %d positions, vocabulary %d",
         o->model, parameters, c->layers, c->channels, c->heads, model_head_dim(c),
         c->kv_heads == c->heads ? "" : " (grouped keys and values)", c->seq_len, c->vocab_size);
-    log_line("device   %s x %d%s", w->backend->device_name, w->comm->ranks,
-        w->peak_tflops > 0.0 ? "" : ", peak unknown: no MFU (--peak-tflops sets it)");
+    char peak[64] = "peak unknown: no MFU (--peak-tflops sets it)";
     if (w->peak_tflops > 0.0) {
-        log_line("peak     %.0f TFLOP/s dense bf16 each", w->peak_tflops);
+        snprintf(peak, sizeof peak, "peak %.0f TFLOP/s dense bf16", w->peak_tflops);
     }
+    log_line("device   %d x %s, attention %s, %s", w->comm->ranks, w->backend->device_name,
+        w->backend->profile.attention, peak);
     if (strcmp(o->train_data, "synthetic") == 0) {
         log_line("data     synthetic: random tokens");
     } else {
@@ -527,14 +528,13 @@ static void print_summary(const struct worker *w) {
         log_line("run      %s", w->run->run_dir);
     }
     if (w->run->checkpoint[0] != '\0') {
-        if (w->run->state.data_windows != dataloader_windows(w->train_data)) {
-            log_line("note     the training data changed since the checkpoint (%lld sequences then, %lld "
-                     "now): the "
-                     "order goes on in the new one",
-                (long long)w->run->state.data_windows, (long long)dataloader_windows(w->train_data));
-        }
         log_line("resume   %s: step %lld of %lld", w->run->checkpoint, (long long)w->state.step,
             (long long)o->steps);
+        int64_t then = w->run->state.data_windows, now = dataloader_windows(w->train_data);
+        if (then != now) {
+            log_line("note     the training data had %lld sequences and has %lld now: their order is another",
+                (long long)then, (long long)now);
+        }
     }
 }
 
@@ -579,13 +579,46 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
     return STATUS_OK;
 }
 
+/* The log says what made its figures. */
+static enum status log_start(struct worker *w) {
+    struct json_writer writer;
+    char *json;
+    size_t bytes;
+    json_writer_init(&writer, false);
+    json_begin_object(&writer);
+    json_key(&writer, "type");
+    json_string(&writer, "start");
+    json_key(&writer, "step");
+    json_integer(&writer, w->state.step);
+    json_key(&writer, "device");
+    json_string(&writer, w->backend->device_name);
+    json_key(&writer, "attention");
+    json_string(&writer, w->backend->profile.attention);
+    json_key(&writer, "ranks");
+    json_integer(&writer, w->comm->ranks);
+    json_key(&writer, "peak_tflops");
+    json_number(&writer, w->peak_tflops);
+    json_key(&writer, "parameters");
+    json_integer(&writer, model_get_layout(w->model)->parameters);
+    json_key(&writer, "options");
+    json_begin_object(&writer);
+    options_write_json(w->options, &writer);
+    json_end_object(&writer);
+    json_end_object(&writer);
+    CHECK(json_writer_finish(&writer, &json, &bytes));
+    enum status status = metrics_log_json(w->log, json);
+    free(json);
+    return status;
+}
+
 static enum status open_log(struct worker *w) {
     char path[PATH_BYTES];
     if (w->comm->rank != 0) {
         return STATUS_OK;
     }
     CHECK(path_join(path, sizeof path, w->run->run_dir, "log.jsonl"));
-    return metrics_log_open(&w->log, path, w->options->quiet, (int)w->options->log_every, w->state.step);
+    CHECK(metrics_log_open(&w->log, path, w->options->quiet, (int)w->options->log_every, w->state.step));
+    return log_start(w);
 }
 
 static void tear_down(struct worker *w) {
