@@ -477,6 +477,7 @@ static enum status create_model(struct worker *w) {
     p.adamw.epsilon = o->epsilon;
     p.adamw.weight_decay = o->weight_decay;
     p.clip = o->clip;
+    p.stochastic_seed = o->stochastic_rounding ? (uint64_t)o->seed + 1 : 0;
     CHECK(model_create(&w->model, w->backend, &m));
     CHECK(optimizer_create(&w->optimizer, w->model, w->comm, &p));
     CHECK(ALLOCATE(w->inputs, o->micro_batch * o->seq_len));

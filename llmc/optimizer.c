@@ -183,11 +183,12 @@ static enum status update_bucket(struct optimizer *o, int bucket, const struct a
     if (count > 0) {
         int64_t decay_count = max_i64(0, min_i64(k->decay_count - first, count));
         int64_t state = o->state_offset[bucket];
+        /* buckets number their elements from 0: each draws from a seed of its own */
+        uint64_t seed = o->options.stochastic_seed == 0 ? 0 : o->options.stochastic_seed + (uint64_t)bucket;
         void *master = has_masters(o) ? tensor_at(o->master, state).data : NULL;
         CHECK(o->backend->adamw(o->backend, parameters_at(o, bucket, first).data, master,
             tensor_at(o->first_moment, state).data, tensor_at(o->second_moment, state).data,
-            gradients_at(o, bucket, first), count, decay_count, adamw, o->control,
-            o->options.stochastic_seed));
+            gradients_at(o, bucket, first), count, decay_count, adamw, o->control, seed));
     }
     if (o->options.zero_stage == 0) {
         return STATUS_OK;

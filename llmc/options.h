@@ -61,18 +61,19 @@ struct options {
     int64_t keep_every;       /* steps of checkpoints kept for good; 0: none */
     int64_t log_every;        /* plain progress lines every so many steps */
     /* device */
-    char *device;         /* auto cpu cuda */
-    int64_t threads;      /* CPU threads a rank; 0: cores / ranks */
-    int64_t ranks;        /* on this machine */
-    int64_t zero;         /* 0 or 1; -1: 1 when there are several ranks */
-    char *recompute;      /* none gelu layernorm block */
-    char *grad_dtype;     /* fp32 bf16 (CUDA) */
-    char *attention;      /* auto standard fa1 fa2 fa3 */
-    int64_t logits_mib;   /* most memory that a chunk of logits takes */
-    int64_t profile;      /* steps to measure; 0: none */
-    double peak_tflops;   /* 0: from the table */
-    double comm_timeout;  /* seconds */
-    int64_t max_restarts; /* of a run whose rank died */
+    char *device;             /* auto cpu cuda */
+    int64_t threads;          /* CPU threads a rank; 0: cores / ranks */
+    int64_t ranks;            /* on this machine */
+    int64_t zero;             /* 0 or 1; -1: 1 when there are several ranks */
+    char *recompute;          /* none gelu layernorm block */
+    char *grad_dtype;         /* fp32 bf16 (CUDA) */
+    bool stochastic_rounding; /* of bf16 parameters */
+    char *attention;          /* auto standard fa1 fa2 fa3 */
+    int64_t logits_mib;       /* most memory that a chunk of logits takes */
+    int64_t profile;          /* steps to measure; 0: none */
+    double peak_tflops;       /* 0: from the table */
+    double comm_timeout;      /* seconds */
+    int64_t max_restarts;     /* of a run whose rank died */
     bool help;
 
     bool given[OPTIONS_MAX]; /* set by the user; see options_given */
