@@ -61,8 +61,9 @@ static enum status sum_squares(struct backend *b, void *out, struct tensor in, i
 static enum status step_control(struct backend *b, void *control_, const struct step_limits *limits) {
     (void)b;
     real *control = control_;
-    double loss = control[CONTROL_LOSS_SUM] / limits->tokens,
-           norm = sqrt((double)control[CONTROL_NORM_SQUARED]);
+    /* judged as they are reported: rounded */
+    double loss = (real)(control[CONTROL_LOSS_SUM] / limits->tokens);
+    double norm = (real)sqrt((double)control[CONTROL_NORM_SQUARED]);
     bool apply = isfinite(loss) && isfinite(norm) && loss <= limits->loss_limit && norm <= limits->norm_limit;
     if (apply) {
         control[CONTROL_OPTIMIZER_STEP] += 1;

@@ -149,8 +149,9 @@ static enum status sum_squares(struct backend *b, void *out, struct tensor in, i
 
 /* Whatever is not a number fails every comparison, so a NaN is never applied. */
 __global__ void step_control_kernel(float *control, struct step_limits limits) {
-    double loss = (double)control[CONTROL_LOSS_SUM] / limits.tokens;
-    double norm = sqrt((double)control[CONTROL_NORM_SQUARED]);
+    /* judged as they are reported: rounded */
+    double loss = (double)(float)((double)control[CONTROL_LOSS_SUM] / limits.tokens);
+    double norm = (double)(float)sqrt((double)control[CONTROL_NORM_SQUARED]);
     bool apply = isfinite(loss) && isfinite(norm) && loss <= limits.loss_limit && norm <= limits.norm_limit;
     if (apply) {
         control[CONTROL_OPTIMIZER_STEP] += 1.0f;
