@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Does train_gpt learn as PyTorch does? Trains one GPT with both and compares the loss of every step.
 
-Both start from the same weights: PyTorch draws them as GPT-2 does and writes them as a Hugging Face folder, from which
-train_gpt starts with --init-from. Both read the same windows of the same shards in file order, and take the same AdamW
-steps: gradients summed over micro-batches, clipped by their global norm, decay of the matrices, a cosine schedule. On
-a GPU the PyTorch side is what its users write: fp32 weights under bf16 autocast, scaled_dot_product_attention, fused
-AdamW. On the CPU both compute in fp32.
+Both start from the same weights: PyTorch draws them as GPT-2 does and writes them as a Hugging Face folder,
+from which train_gpt starts with --init-from. Both read the same windows of the same shards in file order, and
+take the same AdamW steps: gradients summed over micro-batches, clipped by their global norm, decay of the
+matrices, a cosine schedule. On a GPU the PyTorch side is what its users write: fp32 weights under bf16
+autocast, scaled_dot_product_attention, fused AdamW. On the CPU both compute in fp32.
 
-Prints some steps side by side, then the mean of the difference (train_gpt - PyTorch), which shows a bias, and the mean
-of its absolute value, which also has the noise of rounding. Exit code 1 if one is over its limit.
+Prints some steps side by side, then the mean of the difference (train_gpt - PyTorch), which shows a bias, and
+the mean of its absolute value, which also has the noise of rounding. Exit code 1 if one is over its limit.
 
 On a GPU, any shards will do: those that `make train` wrote, too, whose bytes are valid GPT-2 tokens:
   scripts/compare_loss_curve.py --data 'data/tokens/this-repository/train_*.bin' --out loss-curve.json
@@ -41,7 +41,7 @@ PROGRESS_STEPS = 25
 
 
 def draw_weights(model, seed):
-    """GPT-2's: N(0, 0.02), projections into the residual stream by 1/sqrt(2 layers) smaller; LayerNorm 1, biases 0."""
+    """N(0, 0.02), by 1/sqrt(2 layers) smaller for projections into the residual; LayerNorm 1, biases 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2:
@@ -53,7 +53,7 @@ def draw_weights(model, seed):
 
 
 def write_hugging_face(model, folder):
-    """model.safetensors and config.json; Hugging Face's GPT-2 keeps the weights of its layers as (in, out)."""
+    """model.safetensors and config.json; Hugging Face's GPT-2 keeps the weights of layers as (in, out)."""
     is_conv1d = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
     tensors = {
         f"transformer.{name}": (p.detach().T if name.endswith(is_conv1d) else p.detach()).contiguous()
@@ -92,7 +92,7 @@ class Windows:
 
 
 def learning_rate(arguments, step):
-    """llmc/schedule.c's cosine: the peak in the warm-up's last step, FINAL_LEARNING_RATE of it in the very last."""
+    """llmc/schedule.c's cosine: the peak in the warm-up's last step, FINAL_LEARNING_RATE of it at the end."""
     peak, warmup, last = arguments.learning_rate, arguments.warmup_steps, arguments.steps - 1
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -139,8 +139,9 @@ def train_train_gpt(arguments, initial, run_dir):
         "init-from": initial, "model": arguments.model, "seq-len": arguments.seq_len,
         "micro-batch": arguments.micro_batch, "global-batch": arguments.global_batch,
         "train-data": arguments.data, "shuffle": "false", "steps": arguments.steps,
-        "learning-rate": arguments.learning_rate, "schedule": "cosine", "warmup-steps": arguments.warmup_steps,
-        "final-learning-rate": FINAL_LEARNING_RATE, "beta1": BETAS[0], "beta2": BETAS[1], "epsilon": EPSILON,
+        "learning-rate": arguments.learning_rate, "schedule": "cosine",
+        "warmup-steps": arguments.warmup_steps, "final-learning-rate": FINAL_LEARNING_RATE,
+        "beta1": BETAS[0], "beta2": BETAS[1], "epsilon": EPSILON,
         "weight-decay": WEIGHT_DECAY, "clip": CLIP, "attention": arguments.attention,
         "device": arguments.device, "checkpoint-every": 0, "log-every": PROGRESS_STEPS,
     }
@@ -156,7 +157,8 @@ def report(arguments, ours, theirs):
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     print("|  step | train_gpt | PyTorch | difference |\n|------:|----------:|--------:|-----------:|")
     for step in sorted({1, arguments.steps, *range(PROGRESS_STEPS, arguments.steps, PROGRESS_STEPS)}):
-        print(f"| {step:5} | {ours[step - 1]:9.4f} | {theirs[step - 1]:7.4f} | {differences[step - 1]:+10.5f} |")
+        a, b = ours[step - 1], theirs[step - 1]
+        print(f"| {step:5} | {a:9.4f} | {b:7.4f} | {a - b:+10.5f} |")
     signed = sum(differences) / len(differences)
     absolute = sum(map(abs, differences)) / len(differences)
     # said so that a loss that is not a number is not within the limits
@@ -166,7 +168,7 @@ def report(arguments, ours, theirs):
           f"mean absolute difference  {absolute:.3g}  (limit {arguments.max_absolute:g})\n"
           f"{'the curves agree' if good else 'the curves do NOT agree'}")
     if arguments.out:
-        settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
+        settings = vars(arguments) | {"out": str(arguments.out)}
         result = {"settings": settings, "pytorch_version": torch.__version__, "mean_signed": signed,
                   "mean_absolute": absolute, "agree": good, "train_gpt_loss": ours, "pytorch_loss": theirs}
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
@@ -174,22 +176,25 @@ def report(arguments, ours, theirs):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", metavar="GLOB", required=True, help="token shards, in quotes")
-    parser.add_argument("--model", metavar="PRESET", default="gpt2-124m", help="of train_gpt (default: gpt2-124m)")
-    parser.add_argument("--steps", metavar="N", type=int, default=300, help="default: 300")
-    parser.add_argument("--seq-len", metavar="TOKENS", type=int, help="default: the preset's")
-    parser.add_argument("--micro-batch", metavar="SEQUENCES", type=int, default=16, help="of both (default: 16)")
-    parser.add_argument("--global-batch", metavar="TOKENS", type=int, default=65536, help="of a step (default: 65536)")
-    parser.add_argument("--learning-rate", metavar="X", type=float, help="the highest (default: the preset's)")
-    parser.add_argument("--warmup-steps", metavar="N", type=int, help="default: a tenth of all")
-    parser.add_argument("--seed", metavar="N", type=int, default=1, help="of the initial weights (default: 1)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of both (default: cuda)")
-    parser.add_argument("--attention", metavar="NAME", default="auto", help="train_gpt's kernel (default: auto)")
-    parser.add_argument("--trainer", metavar="PROGRAM", default="./train_gpt", help="default: ./train_gpt")
-    parser.add_argument("--max-signed", metavar="X", type=float, default=0.005, help="default: 0.005")
-    parser.add_argument("--max-absolute", metavar="X", type=float, default=0.02, help="default: 0.02")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write settings, curves and result there, as JSON")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data", metavar="GLOB", required=True, help="token shards, in quotes")
+    add("--model", metavar="PRESET", default="gpt2-124m", help="of train_gpt (default: gpt2-124m)")
+    add("--steps", metavar="N", type=int, default=300, help="default: 300")
+    add("--seq-len", metavar="TOKENS", type=int, help="default: the preset's")
+    add("--micro-batch", metavar="SEQUENCES", type=int, default=16, help="of both (default: 16)")
+    add("--global-batch", metavar="TOKENS", type=int, default=65536, help="of a step (default: 65536)")
+    add("--learning-rate", metavar="X", type=float, help="the highest (default: the preset's)")
+    add("--warmup-steps", metavar="N", type=int, help="default: a tenth of all")
+    add("--seed", metavar="N", type=int, default=1, help="of the initial weights (default: 1)")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="of both (default: cuda)")
+    add("--attention", metavar="NAME", default="auto", help="train_gpt's kernel (default: auto)")
+    add("--trainer", metavar="PROGRAM", default="./train_gpt", help="default: ./train_gpt")
+    add("--max-signed", metavar="X", type=float, default=0.005, help="default: 0.005")
+    add("--max-absolute", metavar="X", type=float, default=0.02, help="default: 0.02")
+    add("--out", metavar="FILE", type=Path, help="write settings, curves and result there, as JSON")
     return parser, parser.parse_args()
 
 

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""How fast is a whole training step? Measures ./train_gpt, and PyTorch beside it, and prints a Markdown table.
+"""How fast is a whole training step? A Markdown table of ./train_gpt's, and of PyTorch's beside it.
 
-A configuration is a model, a sequence length, a micro-batch and the tokens of an optimizer step; it is measured with
-each of the --attention kernels, and with --torch also in PyTorch, on the same GPU right after. --turns repeats that in
-alternation, because a GPU's speed drifts with its temperature. Each turn begins with --warmup steps that do not count;
-the table has the median of all others. Data are random tokens.
+A configuration is a model, a sequence length, a micro-batch and the tokens of an optimizer step; it is
+measured with each of the --attention kernels, and with --torch also in PyTorch, on the same GPU right after.
+--turns repeats that in alternation, because a GPU's speed drifts with its temperature. Each turn begins with
+--warmup steps that do not count; the table has the median of all others. Data are random tokens.
 
-TFLOP/s are by the Megatron formula, 6 P + 12 L C S FLOP a token: attention is not halved for the causal mask, and P
-counts no padding of the vocabulary. MFU is their fraction of the GPU's dense bf16 peak. "of PyTorch" is the ratio of
-tokens/s to the fastest PyTorch row's of that configuration. Memory is the peak that each program had allocated.
+TFLOP/s are by the Megatron formula, 6 P + 12 L C S FLOP a token: attention is not halved for the causal mask,
+and P counts no padding of the vocabulary. MFU is their fraction of the GPU's dense bf16 peak. "of PyTorch" is
+the ratio of tokens/s to the fastest PyTorch row's of that configuration. Memory is the peak that each program
+had allocated.
 
-The PyTorch step is what its users write for speed: torch.compile, bf16 autocast, scaled_dot_product_attention with the
-kernel that --torch names (auto: PyTorch's choice), fused AdamW, and a vocabulary padded to a multiple of 128.
+The PyTorch step is what its users write for speed: torch.compile, bf16 autocast, scaled_dot_product_attention
+with the kernel that --torch names (auto: PyTorch's choice), fused AdamW, and a vocabulary padded to a
+multiple of 128.
 
 A configuration that fails says why in its row and the others go on; the exit code is then 1.
 
@@ -53,11 +55,12 @@ class Configuration:
     def parse(cls, text):
         model, *sizes = text.split(":")
         if len(sizes) not in (2, 3) or not all(size.isdigit() and int(size) > 0 for size in sizes):
-            raise argparse.ArgumentTypeError(f"'{text}' is not MODEL:SEQ_LEN:MICRO_BATCH or ...:TOKENS_A_STEP")
+            raise argparse.ArgumentTypeError(f"'{text}' is not MODEL:SEQ_LEN:MICRO_BATCH[:TOKENS_A_STEP]")
         configuration = cls(model, *map(int, sizes))
         if configuration.global_batch % (configuration.seq_len * configuration.micro_batch) != 0:
-            raise argparse.ArgumentTypeError(f"'{text}': {configuration.global_batch} tokens a step are not a multiple "
-                                             "of the micro-batch's")
+            raise argparse.ArgumentTypeError(
+                f"'{text}': {configuration.global_batch} tokens a step are no multiple of a micro-batch's"
+            )
         return configuration
 
     @property
@@ -83,8 +86,9 @@ class Row:
 
 def train_gpt_turn(configuration, row, arguments):
     options = dict(option.split("=", 1) for option in arguments.option) | {
-        "model": configuration.model, "seq-len": configuration.seq_len, "micro-batch": configuration.micro_batch,
-        "global-batch": configuration.global_batch, "train-data": "synthetic", "checkpoint-every": 0,
+        "model": configuration.model, "seq-len": configuration.seq_len,
+        "micro-batch": configuration.micro_batch, "global-batch": configuration.global_batch,
+        "train-data": "synthetic", "checkpoint-every": 0,
         "steps": arguments.warmup + arguments.steps, "attention": row.attention, "device": arguments.device,
     }
     with tempfile.TemporaryDirectory() as run_dir:
@@ -92,7 +96,8 @@ def train_gpt_turn(configuration, row, arguments):
     skipped = [step["step"] for step in steps if step["skipped"]]
     if skipped:
         raise TrainerError(f"step {skipped[0]} was skipped: its time is not a whole step's")
-    return [step["ms"] for step in steps[arguments.warmup :]], steps[-1]["memory_bytes"], peak_tflops(steps[-1])
+    milliseconds = [step["ms"] for step in steps[arguments.warmup :]]
+    return milliseconds, steps[-1]["memory_bytes"], peak_tflops(steps[-1])
 
 
 def peak_tflops(step):
@@ -194,7 +199,8 @@ def print_header():
 def print_rows(configuration, config, rows, peak):
     pytorch = [r.tokens_per_second(configuration) for r in rows if r.program == "PyTorch" and not r.failure]
     for row in rows:
-        cells = [configuration.model, configuration.seq_len, configuration.micro_batch, row.program, row.attention]
+        c = configuration
+        cells = [c.model, c.seq_len, c.micro_batch, row.program, row.attention]
         if row.failure:
             cells += ["failed: " + row.failure.replace("|", "/")] + [""] * 5
         else:
@@ -214,27 +220,30 @@ def names(text):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", action="append", choices=SETS, default=[],
-                        help=f"configurations of {TOKENS_A_STEP} tokens a step: " +
-                             "; ".join(f"{name}: " + ", ".join(f"{b} x {t}" for _, t, b in rows)
-                                       for name, rows in SETS.items()))
-    parser.add_argument("--configuration", action="append", type=Configuration.parse, default=[],
-                        metavar="MODEL:SEQ_LEN:MICRO_BATCH[:TOKENS_A_STEP]", help="another one; both can be repeated")
-    parser.add_argument("--attention", type=names, metavar="LIST", default=["auto"],
-                        help="train_gpt's kernels, each a row: standard,fa1,fa2,fa3 (default: auto)")
-    parser.add_argument("--torch", type=names, metavar="LIST", default=[],
-                        help=f"PyTorch's kernels, each a row: {','.join(SDPA_KERNELS)} (default: no PyTorch)")
-    parser.add_argument("--turns", type=int, default=1, metavar="N", help="of each row, in alternation (default: 1)")
-    parser.add_argument("--steps", type=int, default=10, metavar="N", help="of a turn that count (default: 10)")
-    parser.add_argument("--warmup", type=int, default=3, metavar="N", help="of a turn before these (default: 3)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of both (default: cuda)")
-    parser.add_argument("--peak-tflops", type=float, metavar="X", help="for MFU (default: what train_gpt knows)")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
-                        help="one more option of train_gpt, such as recompute=gelu; can be repeated")
-    parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS",
-                        help="of a turn of train_gpt (default: 300)")
-    parser.add_argument("--trainer", metavar="PROGRAM", default="./train_gpt", help="default: ./train_gpt")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--set", action="append", choices=SETS, default=[],
+        help=f"configurations of {TOKENS_A_STEP} tokens a step: " +
+             "; ".join(f"{name}: " + ", ".join(f"{b} x {t}" for _, t, b in rows)
+                       for name, rows in SETS.items()))
+    add("--configuration", action="append", type=Configuration.parse, default=[],
+        metavar="MODEL:SEQ_LEN:MICRO_BATCH[:TOKENS_A_STEP]", help="another one; both can be repeated")
+    add("--attention", type=names, metavar="LIST", default=["auto"],
+        help="train_gpt's kernels, each a row: standard,fa1,fa2,fa3 (default: auto)")
+    add("--torch", type=names, metavar="LIST", default=[],
+        help=f"PyTorch's kernels, each a row: {','.join(SDPA_KERNELS)} (default: no PyTorch)")
+    add("--turns", type=int, default=1, metavar="N", help="of each row, in alternation (default: 1)")
+    add("--steps", type=int, default=10, metavar="N", help="of a turn that count (default: 10)")
+    add("--warmup", type=int, default=3, metavar="N", help="of a turn before these (default: 3)")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="of both (default: cuda)")
+    add("--peak-tflops", type=float, metavar="X", help="for MFU (default: what train_gpt knows)")
+    add("--option", action="append", default=[], metavar="NAME=VALUE",
+        help="one more option of train_gpt, such as recompute=gelu; can be repeated")
+    add("--timeout", type=float, default=300, metavar="SECONDS",
+        help="of a turn of train_gpt (default: 300)")
+    add("--trainer", metavar="PROGRAM", default="./train_gpt", help="default: ./train_gpt")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.torch if name not in SDPA_KERNELS]
     if unknown:
@@ -243,7 +252,8 @@ def parse_arguments():
         parser.error("--turns and --steps are at least 1, --warmup at least 0")
     if not all("=" in option for option in arguments.option):
         parser.error("--option takes NAME=VALUE")
-    configurations = [Configuration(*row) for name in arguments.set for row in SETS[name]] + arguments.configuration
+    configurations = [Configuration(*row) for name in arguments.set for row in SETS[name]]
+    configurations += arguments.configuration
     if not configurations:
         parser.error("nothing to measure: give --set or --configuration")
     return parser, arguments, configurations

@@ -40,7 +40,7 @@ def presets(program):
 
 
 def train(program, run_dir, options, output=None, timeout=None):
-    """Trains with {"option-name": value} and returns the log's steps; output: where progress goes (none: --quiet)."""
+    """Trains with {"option-name": value}; the steps of its log. output takes the progress (None: none)."""
     command = [program, f"--run-dir={run_dir}"] + [f"--{name}={value}" for name, value in options.items()]
     run(command if output else command + ["--quiet"], stdout=output or subprocess.DEVNULL, timeout=timeout)
     events = [json.loads(line) for line in (Path(run_dir) / "log.jsonl").read_text().splitlines()]
