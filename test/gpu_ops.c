@@ -10,6 +10,7 @@
 #include "../llmc/random.h"
 #include "test.h"
 
+#include <dirent.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -228,10 +229,11 @@ static int rows_for(int channels) {
     return channels <= 256 ? 1337 : channels <= 2560 ? 331 : 77;
 }
 
-static char text[128];
+static char label_text[128];
 static const char *label(const char *what, int64_t a, int64_t b, int64_t c) {
-    snprintf(text, sizeof text, "%s [%lld, %lld, %lld]", what, (long long)a, (long long)b, (long long)c);
-    return text;
+    snprintf(label_text, sizeof label_text, "%s [%lld, %lld, %lld]", what, (long long)a, (long long)b,
+        (long long)c);
+    return label_text;
 }
 
 /* ---- memory ---- */
@@ -989,6 +991,70 @@ static void test_stochastic_rounding_is_right_on_average_and_repeatable(void) {
     release_values();
 }
 
+/* ---- the cache of chosen algorithms ---- */
+
+/* The bits of a product large enough to have its algorithm chosen by time, by a backend of its own. */
+static void *large_product(void) {
+    struct backend *shared = gpu;
+    uint64_t first_draw = draws;
+    must(backend_cuda_create(&gpu, 0, "standard"));
+    struct values *in = random_values(1024 * 1024, DTYPE_BF16, 0, 1);
+    struct values *weight = random_values(512 * 1024, DTYPE_BF16, 0, 1);
+    struct values *out = output_values(1024 * 512, DTYPE_BF16);
+    must(gpu->linear_forward(
+        gpu, out->gpu.data, NULL, in->gpu.data, weight->gpu.data, NULL, 1024, 1024, 512, LINEAR_BIAS));
+    void *bits = snapshot(out);
+    release_values();
+    gpu->free(gpu);
+    gpu = shared;
+    draws = first_draw;
+    return bits;
+}
+
+/* The only file of the folder, read whole; its path as well. */
+static char *read_cache(char *path, size_t size, const char *folder) {
+    uint8_t *text = NULL;
+    size_t bytes = 0;
+    DIR *directory = opendir(folder);
+    for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
+        if (entry->d_name[0] != '.') {
+            must(path_join(path, size, folder, entry->d_name));
+            must(file_read_all(path, &text, &bytes));
+        }
+    }
+    if (directory != NULL) {
+        closedir(directory);
+    }
+    return (char *)text;
+}
+
+static void test_chosen_algorithms_are_kept_and_a_damaged_file_is_no_error(void) {
+    char folder[512], path[1024] = "";
+    must(path_join(folder, sizeof folder, getenv("FLASHGPT_CACHE"), "kept"));
+    char *usual = string_copy(getenv("FLASHGPT_CACHE"));
+    setenv("FLASHGPT_CACHE", folder, 1);
+    void *chosen = large_product(), *kept = large_product();
+    EXPECT(memcmp(chosen, kept, 1024 * 512 * 2) == 0);
+    char *text = read_cache(path, sizeof path, folder);
+    EXPECT(text != NULL && strchr(text, '\n') != NULL);
+    EXPECT(text != NULL && strchr(text, '\n')[1] == '\0'); /* one line: the second backend found it */
+    free(text);
+    free(kept);
+    free(chosen);
+
+    const char damaged[] = "\0\n512 1024 1024 1 0 what is this\n512 1024 1024 1 0 2 0 1 256 256\n";
+    must(file_write_all(path, damaged, sizeof damaged - 1));
+    free(large_product());
+    text = read_cache(path, sizeof path, folder);
+    EXPECT(text != NULL && strstr(text + 2, "1024 1024 1 0 2 0 1 256 256 256 256 256") != NULL);
+    free(text);
+
+    setenv("FLASHGPT_CACHE", "/proc/no/such/place", 1);
+    free(large_product());
+    setenv("FLASHGPT_CACHE", usual, 1);
+    free(usual);
+}
+
 /* ---- bad input ---- */
 
 static void test_shapes_that_do_not_fit_vectors_are_refused_by_name(void) {
@@ -1019,6 +1085,11 @@ int main(void) {
     seed = fixed != NULL ? strtoull(fixed, NULL, 10)
                          : (uint64_t)(time_seconds() * 1e6) ^ (uint64_t)getpid() << 32;
     printf("FLASHGPT_SEED=%llu\n", (unsigned long long)seed);
+    char cache[] = "/tmp/flashgpt-gpu-ops-XXXXXX";
+    if (mkdtemp(cache) == NULL || setenv("FLASHGPT_CACHE", cache, 1) != 0) {
+        printf("no temporary folder\n0 passed, 1 failed\n");
+        return 1;
+    }
     if (backend_cuda_create(&gpu, 0, "standard") != STATUS_OK ||
         backend_cpu_f64_create(&cpu, 0) != STATUS_OK) {
         printf("%s\n0 passed, 1 failed\n", error_message());
@@ -1043,8 +1114,10 @@ int main(void) {
     RUN(test_step_control_decides_as_the_reference);
     RUN(test_adamw_matches_reference);
     RUN(test_stochastic_rounding_is_right_on_average_and_repeatable);
+    RUN(test_chosen_algorithms_are_kept_and_a_damaged_file_is_no_error);
     RUN(test_shapes_that_do_not_fit_vectors_are_refused_by_name);
     cpu->free(cpu);
     gpu->free(gpu);
+    remove_tree(cache);
     return test_summary();
 }

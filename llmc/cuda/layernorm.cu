@@ -25,11 +25,10 @@
 static const float EPSILON = 1e-5f;
 
 enum {
-    FORWARD_VECTORS = 8, /* most pieces a thread */
-    BACKWARD_VECTORS = 4,
-    MAX_CHANNELS = 12288,
-    BLOCK_WARPS = 8, /* of a block, unless a row takes more */
-    MAX_WARPS = MAX_CHANNELS / (8 * 32 * BACKWARD_VECTORS)
+    MAX_WARPS = 8, /* of a block */
+    FORWARD_VECTORS = 8,
+    BACKWARD_VECTORS = 6,
+    MAX_CHANNELS = 8 * 32 * MAX_WARPS * BACKWARD_VECTORS
 };
 
 static enum status check_row(const char *op, int channels) {
@@ -44,10 +43,12 @@ struct division {
     dim3 block;  /* threads of a group, groups */
 };
 
-static struct division divide_row(int channels, int max_vectors) {
-    int64_t pieces = channels / 8, warps = ceil_div(pieces, 32 * max_vectors);
+/* As few warps a row as `vectors` pieces a thread allow, but no more than MAX_WARPS; groups of them up to
+   `block_warps`. */
+static struct division divide_row(int channels, int vectors, int block_warps) {
+    int64_t pieces = channels / 8, warps = min_i64(MAX_WARPS, ceil_div(pieces, 32 * vectors));
     struct division d = {(int)ceil_div(pieces, 32 * warps),
-        dim3((unsigned)(32 * warps), (unsigned)max_i64(1, BLOCK_WARPS / warps))};
+        dim3((unsigned)(32 * warps), (unsigned)max_i64(1, block_warps / warps))};
     return d;
 }
 
@@ -124,7 +125,7 @@ __device__ inline void add_rows(
 }
 
 template <int VECTORS>
-__global__ void __launch_bounds__(32 * BLOCK_WARPS) layernorm_forward_kernel(forward_arguments a) {
+__global__ void __launch_bounds__(32 * MAX_WARPS) layernorm_forward_kernel(forward_arguments a) {
     __shared__ float shared[2][1][MAX_WARPS];
     int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y, at = row * a.channels;
     bool present = row < a.rows;
@@ -188,7 +189,7 @@ static enum status launch_forward(struct backend *b, const char *op, const struc
         layernorm_forward_kernel<5>, layernorm_forward_kernel<6>, layernorm_forward_kernel<7>,
         layernorm_forward_kernel<8>};
     CHECK(check_row(op, a->channels));
-    struct division d = divide_row(a->channels, FORWARD_VECTORS);
+    struct division d = divide_row(a->channels, FORWARD_VECTORS, 4);
     unsigned blocks = (unsigned)ceil_div(a->rows, d.block.y);
     kernels[d.vectors - 1]<<<blocks, d.block, 0, b->state->stream>>>(*a);
     return launched(op);
@@ -294,9 +295,8 @@ template <int VECTORS> struct row_stages {
     }
 };
 
-/* 512: at most 128 registers, so that two blocks of BLOCK_WARPS fit a multiprocessor */
 template <int VECTORS>
-__global__ void __launch_bounds__(512) layernorm_backward_kernel(backward_arguments a) {
+__global__ void __launch_bounds__(32 * MAX_WARPS) layernorm_backward_kernel(backward_arguments a) {
     extern __shared__ uint4 dynamic_shared[];
     __shared__ float shared[2][2][MAX_WARPS];
     row_stages<VECTORS> rows(dynamic_shared);
@@ -383,9 +383,11 @@ static enum status layernorm_backward(struct backend *b, void *d_in, struct tens
     struct tensor d_bias, const void *d_out, const void *in, const void *weight, const void *mean,
     const void *rstd, int64_t rows, int channels, bool accumulate_input, bool accumulate_parameters) {
     static const backward_kernel kernels[BACKWARD_VECTORS] = {layernorm_backward_kernel<1>,
-        layernorm_backward_kernel<2>, layernorm_backward_kernel<3>, layernorm_backward_kernel<4>};
+        layernorm_backward_kernel<2>, layernorm_backward_kernel<3>, layernorm_backward_kernel<4>,
+        layernorm_backward_kernel<5>, layernorm_backward_kernel<6>};
     CHECK(check_row("layernorm backward", channels));
-    struct division d = divide_row(channels, BACKWARD_VECTORS);
+    /* with more than four pieces the sums take so many registers that one block fills a multiprocessor */
+    struct division d = divide_row(channels, 4, MAX_WARPS);
     backward_kernel kernel = kernels[d.vectors - 1];
     int threads = (int)(d.block.x * d.block.y);
     int stage_bytes = BACKWARD_TENSORS * d.vectors * threads * (int)sizeof(uint4);
