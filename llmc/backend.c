@@ -2,96 +2,94 @@
    CUDA, the answer that there is no GPU. */
 #include "backend.h"
 
-/* ---- attention's memory ---- */
+#include "attention/attention.h"
 
-static size_t no_bytes(struct attention_shape shape) {
-    (void)shape;
-    return 0;
+/* The CPU's own kernel: goes through the keys in blocks, keeps nothing and needs no workspace. */
+static const char *const cpu_attention = "blocked";
+
+/* The CUDA context, cuBLASLt's workspace and the ops' scratch memory, as an H200 shows them. */
+static const size_t cuda_workspace_bytes = (size_t)690 << 20;
+
+static const struct backend_profile devices[] = {
+    {.name = "cpu",
+        .activation_dtype = DTYPE_F32,
+        .parameter_dtype = DTYPE_F32,
+        .statistic_dtype = DTYPE_F32,
+        .gradient_dtype = DTYPE_F32,
+        .master_dtype = DTYPE_F32},
+    {.name = "cpu-f64",
+        .activation_dtype = DTYPE_F64,
+        .parameter_dtype = DTYPE_F64,
+        .statistic_dtype = DTYPE_F64,
+        .gradient_dtype = DTYPE_F64,
+        .master_dtype = DTYPE_F64},
+    {.name = "cuda",
+        .activation_dtype = DTYPE_BF16,
+        .parameter_dtype = DTYPE_BF16,
+        .statistic_dtype = DTYPE_F32,
+        .gradient_dtype = DTYPE_F32,
+        .master_dtype = DTYPE_F32,
+        .workspace_bytes = cuda_workspace_bytes},
+};
+enum { DEVICES = sizeof devices / sizeof devices[0] };
+
+/* ---- attention ---- */
+
+/* Kernel `index` of a device, best first; NULL past the last. */
+static const char *attention_name(const struct backend_profile *device, int index) {
+    if (strcmp(device->name, "cuda") == 0) {
+        return attention_kernel_name(index);
+    }
+    return index == 0 ? cpu_attention : NULL;
 }
 
-/* (B, Hq, T, T) in bf16: P kept for backward; S, then dP, while it runs. */
-static size_t score_matrix_bytes(struct attention_shape s) {
-    return (size_t)s.batch * (size_t)s.heads * (size_t)s.seq_len * (size_t)s.seq_len *
-           dtype_bytes(DTYPE_BF16);
+static enum status find_attention(struct backend_profile *device, const char *name) {
+    char known[128] = "auto";
+    for (int i = 0; attention_name(device, i) != NULL; i++) {
+        const char *kernel = attention_name(device, i);
+        if (strcmp(name, kernel) == 0 || (strcmp(name, "auto") == 0 && i == 0)) {
+            device->attention = kernel;
+            return STATUS_OK;
+        }
+        size_t length = strlen(known);
+        snprintf(known + length, sizeof known - length, ", %s", kernel);
+    }
+    return fail("--attention: no kernel \"%s\" on device %s; it has: %s", name, device->name, known);
 }
 
-/* The flash kernels' backward: dQ accumulated in fp32 over whole tiles, and two fp32 statistics a row. */
-static size_t flash_workspace_bytes(struct attention_shape s) {
-    size_t rows = (size_t)s.batch * (size_t)s.heads * (size_t)round_up(s.seq_len, 128);
-    return rows * ((size_t)round_up(s.head_dim, 32) + 2) * dtype_bytes(DTYPE_F32);
+static struct attention_params attention_sizes(struct attention_shape s) {
+    struct attention_params p = {.dtype = DTYPE_BF16,
+        .batch = s.batch,
+        .seqlen_q = s.seq_len,
+        .seqlen_k = s.seq_len,
+        .heads = s.heads,
+        .kv_heads = s.kv_heads,
+        .head_dim = s.head_dim,
+        .causal = true,
+        .deterministic = true};
+    return p;
+}
+
+size_t backend_attention_saved_bytes(const struct backend_profile *device, struct attention_shape shape) {
+    struct attention_params sizes = attention_sizes(shape);
+    return strcmp(device->attention, cpu_attention) == 0 ? 0
+                                                         : attention_saved_bytes(device->attention, &sizes);
+}
+
+size_t backend_attention_workspace_bytes(const struct backend_profile *device, struct attention_shape shape) {
+    struct attention_params sizes = attention_sizes(shape);
+    return strcmp(device->attention, cpu_attention) == 0
+               ? 0
+               : attention_workspace_bytes(device->attention, &sizes);
 }
 
 /* ---- profiles ---- */
 
-struct attention_profile {
-    const char *name;
-    size_t (*saved_bytes)(struct attention_shape shape);
-    size_t (*workspace_bytes)(struct attention_shape shape);
-};
-
-static const struct attention_profile cpu_attention[] = {{"blocked", no_bytes, no_bytes}, {NULL, NULL, NULL}};
-static const struct attention_profile cuda_attention[] = {
-    {"fa2", no_bytes, flash_workspace_bytes},
-    {"fa3", no_bytes, flash_workspace_bytes},
-    {"fa1", no_bytes, flash_workspace_bytes},
-    {"standard", score_matrix_bytes, score_matrix_bytes},
-    {NULL, NULL, NULL},
-};
-
-/* The CUDA context, and cuBLASLt's workspace. */
-static const size_t cuda_workspace_bytes = (512u + 32u) << 20;
-
-/* `auto` is the first of a device's kernels. */
-static const struct {
-    struct backend_profile profile;
-    const struct attention_profile *attention;
-} devices[] = {
-    {{.name = "cpu",
-         .activation_dtype = DTYPE_F32,
-         .parameter_dtype = DTYPE_F32,
-         .statistic_dtype = DTYPE_F32,
-         .gradient_dtype = DTYPE_F32,
-         .master_dtype = DTYPE_F32},
-        cpu_attention},
-    {{.name = "cpu-f64",
-         .activation_dtype = DTYPE_F64,
-         .parameter_dtype = DTYPE_F64,
-         .statistic_dtype = DTYPE_F64,
-         .gradient_dtype = DTYPE_F64,
-         .master_dtype = DTYPE_F64},
-        cpu_attention},
-    {{.name = "cuda",
-         .activation_dtype = DTYPE_BF16,
-         .parameter_dtype = DTYPE_BF16,
-         .statistic_dtype = DTYPE_F32,
-         .gradient_dtype = DTYPE_F32,
-         .master_dtype = DTYPE_F32,
-         .workspace_bytes = cuda_workspace_bytes},
-        cuda_attention},
-};
-enum { DEVICES = sizeof devices / sizeof devices[0] };
-
-static enum status find_attention(
-    struct backend_profile *profile, const struct attention_profile *kernels, const char *name) {
-    char known[128] = "auto";
-    for (const struct attention_profile *kernel = kernels; kernel->name != NULL; kernel++) {
-        if (strcmp(name, kernel->name) == 0 || (strcmp(name, "auto") == 0 && kernel == kernels)) {
-            profile->attention = kernel->name;
-            profile->attention_saved_bytes = kernel->saved_bytes;
-            profile->attention_workspace_bytes = kernel->workspace_bytes;
-            return STATUS_OK;
-        }
-        size_t length = strlen(known);
-        snprintf(known + length, sizeof known - length, ", %s", kernel->name);
-    }
-    return fail("--attention: no kernel \"%s\" on device %s; it has: %s", name, profile->name, known);
-}
-
 enum status backend_profile_find(struct backend_profile *out, const char *device, const char *attention) {
     for (int i = 0; i < DEVICES; i++) {
-        if (strcmp(device, devices[i].profile.name) == 0) {
-            *out = devices[i].profile;
-            return find_attention(out, devices[i].attention, attention);
+        if (strcmp(device, devices[i].name) == 0) {
+            *out = devices[i];
+            return find_attention(out, attention);
         }
     }
     return fail("--device: no device \"%s\"; there are: cpu, cpu-f64, cuda", device);

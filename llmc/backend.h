@@ -82,9 +82,6 @@ struct backend_profile {
     enum dtype gradient_dtype; /* default for parameter gradients */
     enum dtype master_dtype; /* of the optimizer's master weights; equal to parameter_dtype: there are none */
     size_t workspace_bytes;  /* what the device's own libraries and contexts take whatever the model */
-    /* Bytes that attention forward leaves for backward (one layer), and bytes both need while running. */
-    size_t (*attention_saved_bytes)(struct attention_shape shape);
-    size_t (*attention_workspace_bytes)(struct attention_shape shape);
 };
 
 struct backend {
@@ -161,7 +158,7 @@ struct backend {
 
     /* ---- attention: causal self-attention over packed qkv (B,T,Hq+2Hkv,D), scale 1/sqrt(D) ---- */
     /* out (B,T,Hq,D), logsumexp (B,Hq,T). `saved` holds what the kernel keeps for backward
-       (profile.attention_saved_bytes; may be NULL where that is 0), `workspace` what it needs while it runs. */
+       (backend_attention_saved_bytes; may be NULL where that is 0), `workspace` what it needs while it runs. */
     enum status (*attention_forward)(struct backend *b, void *out, void *logsumexp, void *saved,
         void *workspace, const void *qkv, struct attention_shape shape);
     /* d_qkv (B,T,Hq+2Hkv,D), packed like qkv, every element written. */
@@ -204,6 +201,10 @@ struct backend {
 /* The profile of "cpu", "cpu-f64" or "cuda" with the named attention kernel ("auto": the best for the device; the CPU
    has one kernel of its own). Unknown names are errors that list the known ones. */
 enum status backend_profile_find(struct backend_profile *out, const char *device, const char *attention);
+
+/* Bytes that the device's attention leaves in forward for backward (one layer), and bytes both need while running. */
+size_t backend_attention_saved_bytes(const struct backend_profile *device, struct attention_shape shape);
+size_t backend_attention_workspace_bytes(const struct backend_profile *device, struct attention_shape shape);
 
 /* The devices that this build has. Each call makes one of its own. */
 enum status backend_cpu_create(struct backend **out, int threads);     /* fp32; threads 0: as many as cores */

@@ -50,21 +50,23 @@ static struct attention_shape attention_shape(const struct model_config *c, int 
     return shape;
 }
 
-/* Rows of logits that one chunk holds: as many as logits_bytes allow, at least 1. */
+/* Rows of logits that one chunk holds: as many as logits_bytes allow, in equal chunks (no small last one) of a multiple
+   of 128, which the products like. */
 static int64_t logits_rows(const struct model_options *options, int64_t rows, size_t activation_bytes) {
     int64_t row_bytes = (int64_t)model_padded_vocab(&options->config) * (int64_t)activation_bytes;
     int64_t limit = options->logits_bytes > 0 ? max_i64(options->logits_bytes / row_bytes, 1) : rows;
-    /* equal chunks: no small last one */
-    return ceil_div(rows, ceil_div(rows, limit));
+    int64_t equal = ceil_div(rows, ceil_div(rows, limit)), aligned = round_up(equal, 128);
+    return aligned <= limit && aligned <= rows ? aligned : equal;
 }
 
-size_t buffer_bytes(enum buffer_id id, const struct model_options *options, int seq_len,
+/* In double: exact for every size that a machine can have, and no option is large enough to overflow it. */
+static double wanted_bytes(enum buffer_id id, const struct model_options *options, int seq_len,
     const struct backend_profile *device) {
     const struct model_config *c = &options->config;
-    size_t rows = (size_t)options->micro_batch * (size_t)seq_len;
-    size_t activation = dtype_bytes(device->activation_dtype),
-           statistic = dtype_bytes(device->statistic_dtype);
-    size_t channels = (size_t)c->channels, qkv = (size_t)model_qkv_features(c);
+    double rows = (double)options->micro_batch * seq_len;
+    double activation = (double)dtype_bytes(device->activation_dtype);
+    double statistic = (double)dtype_bytes(device->statistic_dtype);
+    double channels = c->channels, qkv = model_qkv_features(c);
     struct attention_shape shape = attention_shape(c, options->micro_batch, seq_len);
     switch (id) {
     case RESIDUAL_IN:
@@ -89,19 +91,19 @@ size_t buffer_bytes(enum buffer_id id, const struct model_options *options, int 
     case QKV:
         return rows * qkv * activation;
     case ATTENTION_LOGSUMEXP:
-        return rows * (size_t)c->heads * statistic;
+        return rows * c->heads * statistic;
     case ATTENTION_SAVED:
-        return device->attention_saved_bytes(shape);
+        return (double)backend_attention_saved_bytes(device, shape);
     case PRE_GELU:
     case GELU:
         return rows * 4 * channels * activation;
     case D_WIDE:
-        return rows * (qkv > 4 * channels ? qkv : 4 * channels) * activation;
+        return rows * fmax(qkv, 4 * channels) * activation;
     case LOGITS:
-        return (size_t)logits_rows(options, (int64_t)rows, activation) * (size_t)model_padded_vocab(c) *
-               activation;
+        return (double)logits_rows(options, (int64_t)rows, dtype_bytes(device->activation_dtype)) *
+               model_padded_vocab(c) * activation;
     case ATTENTION_WORKSPACE:
-        return device->attention_workspace_bytes(shape);
+        return (double)backend_attention_workspace_bytes(device, shape);
     case TOKENS:
     case TARGETS:
         return rows * sizeof(int32_t);
@@ -111,6 +113,13 @@ size_t buffer_bytes(enum buffer_id id, const struct model_options *options, int 
         break;
     }
     return 0;
+}
+
+size_t buffer_bytes(enum buffer_id id, const struct model_options *options, int seq_len,
+    const struct backend_profile *device) {
+    /* more than any machine has, and still small enough that the buffers of all layers add up in 64 bits */
+    const double beyond_all_memory = (double)(UINT64_C(1) << 48);
+    return (size_t)fmin(wanted_bytes(id, options, seq_len, device), beyond_all_memory);
 }
 
 int buffer_copies(enum buffer_id id, const struct model_options *options) {

@@ -68,7 +68,7 @@ struct options {
     char *recompute;          /* none gelu layernorm block */
     char *grad_dtype;         /* fp32 bf16 (CUDA) */
     bool stochastic_rounding; /* of bf16 parameters */
-    char *attention;          /* auto standard fa1 fa2 fa3 */
+    char *attention;          /* auto fa2 standard */
     int64_t logits_mib;       /* most memory that a chunk of logits takes */
     int64_t profile;          /* steps to measure; 0: none */
     double peak_tflops;       /* 0: from the table */

@@ -133,7 +133,7 @@ const struct option option_table[] = {
     {"stochastic-rounding", DEVICE, false, SWITCH_OF(stochastic_rounding, 0),
         .help = "round a GPU's bf16 weights up or down by chance, so that small updates count on average; a "
                 "resumed run rounds its first weights to the nearest"},
-    {"attention", DEVICE, false, CHOICE_OF(attention, "auto", "auto standard fa1 fa2 fa3"),
+    {"attention", DEVICE, false, CHOICE_OF(attention, "auto", "auto fa2 standard"),
         .help = "attention kernel on a GPU; auto: the fastest for it"},
     {"logits-mib", DEVICE, false, INTEGER_OF(logits_mib, 1024, 1, 1048576), .unit = "MIB",
         .help = "most memory for logits; more tokens than fit go in several chunks"},

@@ -1296,17 +1296,18 @@ static void test_profiles_tell_dtypes_and_attention_memory(void) {
     struct attention_shape shape = {2, 100, 6, 3, 40};
     EXPECT_OK(backend_profile_find(&p, "cpu", "auto"));
     EXPECT(p.activation_dtype == DTYPE_F32 && p.master_dtype == p.parameter_dtype);
-    EXPECT(p.attention_saved_bytes(shape) == 0 && p.attention_workspace_bytes(shape) == 0);
+    EXPECT(
+        backend_attention_saved_bytes(&p, shape) == 0 && backend_attention_workspace_bytes(&p, shape) == 0);
     EXPECT_OK(backend_profile_find(&p, "cpu-f64", "auto"));
     EXPECT(p.activation_dtype == DTYPE_F64 && p.gradient_dtype == DTYPE_F64);
     EXPECT_OK(backend_profile_find(&p, "cuda", "standard"));
     EXPECT(p.parameter_dtype == DTYPE_BF16 && p.statistic_dtype == DTYPE_F32 && p.master_dtype == DTYPE_F32);
-    EXPECT(p.attention_saved_bytes(shape) == 2 * 6 * 100 * 100 * 2);
+    EXPECT(backend_attention_saved_bytes(&p, shape) == 2 * 6 * 100 * 104 * 2);
     EXPECT_OK(backend_profile_find(&p, "cuda", "fa2"));
-    EXPECT(p.attention_saved_bytes(shape) == 0);
-    EXPECT(p.attention_workspace_bytes(shape) >= 2 * 6 * 128 * 40 * 4);
+    EXPECT(backend_attention_saved_bytes(&p, shape) == 0);
+    EXPECT(backend_attention_workspace_bytes(&p, shape) >= 2 * 6 * 128 * 40 * 4);
     shape.seq_len = 1 << 20; /* sizes beyond 32 bits */
-    EXPECT(p.attention_workspace_bytes(shape) > 1ull << 31);
+    EXPECT(backend_attention_workspace_bytes(&p, shape) > 1ull << 31);
     EXPECT_OK(backend_profile_find(&p, "cuda", "auto"));
     EXPECT_STRING(p.attention, "fa2");
 }
@@ -1318,7 +1319,7 @@ static void test_unknown_devices_and_kernels_are_named_beside_the_known_ones(voi
     EXPECT_CONTAINS(error_message(), "cpu, cpu-f64, cuda");
     EXPECT(backend_profile_find(&p, "cuda", "fa9") == STATUS_ERROR);
     EXPECT_CONTAINS(error_message(), "fa9");
-    EXPECT_CONTAINS(error_message(), "auto, fa2, fa3, fa1, standard");
+    EXPECT_CONTAINS(error_message(), "auto, fa2, standard");
     EXPECT(backend_profile_find(&p, "cpu", "fa2") == STATUS_ERROR);
 }
 
