@@ -457,7 +457,7 @@ static enum status create_backend(
     struct backend **out, const struct run *run, int local_rank, int local_ranks) {
     const struct options *o = &run->options;
     if (run->cuda) {
-        return backend_cuda_create(out, local_rank, o->attention);
+        return backend_cuda_create(out, local_rank, o->attention, o->autotune);
     }
     int threads = (int)o->threads;
     if (threads == 0) {

@@ -99,8 +99,9 @@ enum status backend_profile_find(struct backend_profile *out, const char *device
 
 #ifndef WITH_CUDA
 
-enum status backend_cuda_create(struct backend **out, int device, const char *attention) {
+enum status backend_cuda_create(struct backend **out, int device, const char *attention, bool autotune) {
     (void)attention;
+    (void)autotune;
     *out = NULL;
     return fail(
         "--device cuda: GPU %d is out of reach, this program was built without CUDA; use --device cpu or "

@@ -209,9 +209,10 @@ size_t backend_attention_workspace_bytes(const struct backend_profile *device, s
 /* The devices that this build has. Each call makes one of its own. */
 enum status backend_cpu_create(struct backend **out, int threads);     /* fp32; threads 0: as many as cores */
 enum status backend_cpu_f64_create(struct backend **out, int threads); /* the oracle */
-/* device: GPU index. attention: "standard", "fa1", "fa2", "fa3" or "auto". In a build without CUDA, or with no GPU,
-   fails and says so. */
-enum status backend_cuda_create(struct backend **out, int device, const char *attention);
+/* device: GPU index. attention: a kernel's name or "auto". autotune: choose the algorithm of each large matrix product by
+   time when it first comes, and keep the choices on disk; else take cuBLASLt's first proposal, which is the same on every
+   machine of a kind. In a build without CUDA, or with no GPU, fails and says so. */
+enum status backend_cuda_create(struct backend **out, int device, const char *attention, bool autotune);
 int backend_cuda_device_count(void); /* 0 without CUDA or without a GPU */
 
 /* `count` values of statistic dtype from the backend's memory, at most CONTROL_COUNT; waits for them. */

@@ -67,6 +67,7 @@ struct options {
     int64_t zero;             /* 0 or 1; -1: 1 when there are several ranks */
     char *recompute;          /* none gelu layernorm block */
     char *grad_dtype;         /* fp32 bf16 (CUDA) */
+    bool autotune;            /* of matrix products */
     bool stochastic_rounding; /* of bf16 parameters */
     char *attention;          /* auto fa2 standard */
     int64_t logits_mib;       /* most memory that a chunk of logits takes */

@@ -135,6 +135,10 @@ const struct option option_table[] = {
                 "resumed run rounds its first weights to the nearest"},
     {"attention", DEVICE, false, CHOICE_OF(attention, "auto", "auto fa2 standard"),
         .help = "attention kernel on a GPU; auto: the fastest for it"},
+    {"autotune", DEVICE, false, SWITCH_OF(autotune, 1),
+        .help =
+            "time several algorithms for each matrix product on a GPU and keep the best, in $FLASHGPT_CACHE "
+            "or ~/.cache/flashgpt; a resumed run gives the same bits as long as that folder stays"},
     {"logits-mib", DEVICE, false, INTEGER_OF(logits_mib, 1024, 1, 1048576), .unit = "MIB",
         .help = "most memory for logits; more tokens than fit go in several chunks"},
     {"profile", DEVICE, false, INTEGER_OF(profile, 0, 0, 1000), .unit = "STEPS", .shown = "0: off",

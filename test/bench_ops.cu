@@ -254,7 +254,7 @@ int main(int argc, char **argv) {
     channels = argc > 1 ? atoi(argv[1]) : 2048;
     seq_len = argc > 2 ? atoi(argv[2]) : 2048;
     batch = argc > 3 ? atoi(argv[3]) : 16;
-    must(backend_cuda_create(&gpu, 0, "standard"));
+    must(backend_cuda_create(&gpu, 0, "standard", true));
     uint64_t used, peak, total;
     gpu->memory_usage(gpu, &used, &peak, &total);
     allocate_buffers();

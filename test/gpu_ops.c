@@ -984,7 +984,7 @@ static void test_stochastic_rounding_is_right_on_average_and_repeatable(void) {
 static void *large_product(void) {
     struct backend *shared = gpu;
     uint64_t first_draw = draws;
-    must(backend_cuda_create(&gpu, 0, "standard"));
+    must(backend_cuda_create(&gpu, 0, "standard", true));
     struct values *in = random_values(1024 * 1024, DTYPE_BF16, 0, 1);
     struct values *weight = random_values(512 * 1024, DTYPE_BF16, 0, 1);
     struct values *out = output_values(1024 * 512, DTYPE_BF16);
@@ -1057,7 +1057,7 @@ static void test_shapes_that_do_not_fit_vectors_are_refused_by_name(void) {
                v->gpu.data, v->gpu.data, 2, 1 << 20) == STATUS_ERROR);
     EXPECT_CONTAINS(error_message(), "1048576 channels");
     struct backend *none;
-    EXPECT(backend_cuda_create(&none, 1000, "standard") == STATUS_ERROR);
+    EXPECT(backend_cuda_create(&none, 1000, "standard", true) == STATUS_ERROR);
     EXPECT_CONTAINS(error_message(), "GPU 1000");
     EXPECT(none == NULL);
     release_values();
@@ -1077,7 +1077,7 @@ int main(void) {
         printf("no temporary folder\n0 passed, 1 failed\n");
         return 1;
     }
-    if (backend_cuda_create(&gpu, 0, "standard") != STATUS_OK ||
+    if (backend_cuda_create(&gpu, 0, "standard", true) != STATUS_OK ||
         backend_cpu_f64_create(&cpu, 0) != STATUS_OK) {
         printf("%s\n0 passed, 1 failed\n", error_message());
         return 1;

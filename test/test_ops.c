@@ -1327,7 +1327,7 @@ static void test_unknown_devices_and_kernels_are_named_beside_the_known_ones(voi
 static void test_a_build_without_cuda_says_so(void) {
     struct backend *b = f32;
     EXPECT(backend_cuda_device_count() == 0);
-    EXPECT(backend_cuda_create(&b, 0, "auto") == STATUS_ERROR && b == NULL);
+    EXPECT(backend_cuda_create(&b, 0, "auto", true) == STATUS_ERROR && b == NULL);
     EXPECT_CONTAINS(error_message(), "without CUDA");
 }
 #endif

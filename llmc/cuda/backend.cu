@@ -236,22 +236,22 @@ static void install(struct backend *b) {
     cuda_random_install(b);
 }
 
-static enum status prepare(struct backend *b, int device, const char *attention) {
+static enum status prepare(struct backend *b, int device, const char *attention, bool autotune) {
     CHECK(backend_profile_find(&b->profile, "cuda", attention));
     CHECK(ALLOCATE(b->state, 1));
     CHECK(open_device(b, device));
     void *scratch;
     CHECK(scratch_reserve(b, &scratch, SCRATCH_BYTES_AT_START));
-    CHECK(matmul_plans_create(b));
+    CHECK(matmul_plans_create(b, autotune));
     return attention_create(&b->state->attention, b->profile.attention);
 }
 
-enum status backend_cuda_create(struct backend **out, int device, const char *attention) {
+enum status backend_cuda_create(struct backend **out, int device, const char *attention, bool autotune) {
     *out = NULL;
     struct backend *b;
     CHECK(ALLOCATE(b, 1));
     install(b);
-    enum status status = prepare(b, device, attention);
+    enum status status = prepare(b, device, attention, autotune);
     if (status != STATUS_OK) {
         backend_free(b);
         return status;

@@ -92,7 +92,7 @@ struct matmul {
     const void *auxiliary; /* EPILOGUE_DGELU: (m,n) bf16, the pre-activation */
 };
 enum status matmul(struct backend *b, const struct matmul *product);
-enum status matmul_plans_create(struct backend *b);
+enum status matmul_plans_create(struct backend *b, bool autotune);
 void matmul_plans_free(struct backend *b);
 
 /* ---- the op families, a file each, set their functions in the table ---- */

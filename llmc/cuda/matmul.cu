@@ -36,6 +36,7 @@ enum { ALGORITHM_WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t) };
 
 struct matmul_plans {
     cublasLtHandle_t handle;
+    bool autotune;
     void *workspace;
     struct plan *plan;
     int count, capacity;
@@ -331,7 +332,7 @@ static bool cached_algorithm(struct matmul_plans *plans, struct plan *plan) {
 
 static enum status choose_algorithm(struct backend *b, struct plan *plan, const struct matmul *p) {
     struct matmul_plans *plans = b->state->plans;
-    bool timed = worth_timing(b, p);
+    bool timed = plans->autotune && worth_timing(b, p);
     if (timed && cached_algorithm(plans, plan)) {
         return STATUS_OK;
     }
@@ -392,9 +393,10 @@ enum status matmul(struct backend *b, const struct matmul *p) {
 
 /* ---- life ---- */
 
-enum status matmul_plans_create(struct backend *b) {
+enum status matmul_plans_create(struct backend *b, bool autotune) {
     struct backend_state *s = b->state;
     CHECK(ALLOCATE(s->plans, 1));
+    s->plans->autotune = autotune;
     CUBLAS_CHECK(cublasLtCreate(&s->plans->handle));
     CHECK(b->memory_allocate(b, &s->plans->workspace, WORKSPACE_BYTES));
     find_cache(s->plans, b->device_name);
