@@ -21,44 +21,45 @@ constexpr int COMPILED_SHARED_KB = shared_kb_of(__CUDA_ARCH__ / 10);
 constexpr int COMPILED_SHARED_KB = 0;
 #endif
 
-/* Pass<dtype, padded head dimension, SHARED_KB>::call(p) for what the arguments and the device are. */
-template <template <enum dtype, int, int> class Pass, enum dtype TYPE, int SHARED_KB>
-static enum status dispatch_head_dim(const struct attention_params *p) {
+/* Pass<dtype, padded head dimension, SHARED_KB>::call(p, more...) for what the arguments and the device are. */
+template <template <enum dtype, int, int> class Pass, enum dtype TYPE, int SHARED_KB, typename... More>
+static enum status dispatch_head_dim(const struct attention_params *p, More... more) {
     switch (fa2_padded_head_dim(p->head_dim)) {
     case 64:
-        return Pass<TYPE, 64, SHARED_KB>::call(p);
+        return Pass<TYPE, 64, SHARED_KB>::call(p, more...);
     case 80:
-        return Pass<TYPE, 80, SHARED_KB>::call(p);
+        return Pass<TYPE, 80, SHARED_KB>::call(p, more...);
     case 96:
-        return Pass<TYPE, 96, SHARED_KB>::call(p);
+        return Pass<TYPE, 96, SHARED_KB>::call(p, more...);
     case 128:
-        return Pass<TYPE, 128, SHARED_KB>::call(p);
+        return Pass<TYPE, 128, SHARED_KB>::call(p, more...);
     case 192:
-        return Pass<TYPE, 192, SHARED_KB>::call(p);
+        return Pass<TYPE, 192, SHARED_KB>::call(p, more...);
     default:
-        return Pass<TYPE, 256, SHARED_KB>::call(p);
+        return Pass<TYPE, 256, SHARED_KB>::call(p, more...);
     }
 }
 
-template <template <enum dtype, int, int> class Pass, enum dtype TYPE>
-static enum status dispatch_generation(const struct attention *a, const struct attention_params *p) {
+template <template <enum dtype, int, int> class Pass, enum dtype TYPE, typename... More>
+static enum status dispatch_generation(
+    const struct attention *a, const struct attention_params *p, More... more) {
     switch (shared_kb_of(a->compute_capability)) {
     case 163:
-        return dispatch_head_dim<Pass, TYPE, 163>(p);
+        return dispatch_head_dim<Pass, TYPE, 163>(p, more...);
     case 227:
-        return dispatch_head_dim<Pass, TYPE, 227>(p);
+        return dispatch_head_dim<Pass, TYPE, 227>(p, more...);
     default:
-        return dispatch_head_dim<Pass, TYPE, 99>(p);
+        return dispatch_head_dim<Pass, TYPE, 99>(p, more...);
     }
 }
 
-template <template <enum dtype, int, int> class Pass>
-static enum status dispatch(const struct attention *a, const struct attention_params *p) {
+template <template <enum dtype, int, int> class Pass, typename... More>
+static enum status dispatch(const struct attention *a, const struct attention_params *p, More... more) {
 #ifdef FA2_TUNE_HEAD_DIM /* one candidate of tune_attention.sh */
-    return Pass<DTYPE_BF16, FA2_TUNE_HEAD_DIM, FA2_TUNE_SHARED_KB>::call(p);
+    return Pass<DTYPE_BF16, FA2_TUNE_HEAD_DIM, FA2_TUNE_SHARED_KB>::call(p, more...);
 #else
-    return p->dtype == DTYPE_BF16 ? dispatch_generation<Pass, DTYPE_BF16>(a, p)
-                                  : dispatch_generation<Pass, DTYPE_F16>(a, p);
+    return p->dtype == DTYPE_BF16 ? dispatch_generation<Pass, DTYPE_BF16>(a, p, more...)
+                                  : dispatch_generation<Pass, DTYPE_F16>(a, p, more...);
 #endif
 }
 
@@ -126,6 +127,13 @@ __device__ __forceinline__ void load_fragment(float (&c)[4], const float *from) 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         c[i] = from[i * FRAGMENT_STRIDE + lane_index() * FRAGMENT_LANE_STRIDE];
+    }
+}
+
+__device__ __forceinline__ void store_fragment(float *to, const float (&c)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        to[i * FRAGMENT_STRIDE + lane_index() * FRAGMENT_LANE_STRIDE] = c[i];
     }
 }
 

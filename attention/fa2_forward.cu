@@ -9,9 +9,9 @@
    for each block of keys, from the last visible one down:
        wait for K; barrier; start copying V
        S = Q K^T; mask it if the block crosses the diagonal or the end
-       m' = max(m, rowmax S); P~ = 2^(S c - m' c) with c = scale log2(e); l += rowsum P~
+       m' = max(m, rowmax S)
        wait for V; barrier; start copying the next K
-       O~ += P~ V
+       P~ = 2^(S c - m' c) with c = scale log2(e); l += rowsum P~; O~ += P~ V
    O = O~ / l, lse = scale m + ln l
 
    Two departures from the letter of the paper, both exact. Blocks come from the diagonal down, so that the masked ones
@@ -41,6 +41,8 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct forward_block {
     static constexpr int WARP_ROWS = ROWS / TILE.warps;
     static constexpr int M = WARP_ROWS / 16, S_N = COLUMNS / 8, O_N = D / 8; /* fragments of the warp */
     using tile = shared_tile<D>;
+    using copy_queries = tile_copy<ROWS, D, THREADS>;
+    using copy_keys = tile_copy<COLUMNS, D, THREADS>;
     static constexpr int SHARED_BYTES = (ROWS + 2 * COLUMNS) * tile::ROW_BYTES;
     static_assert(WARP_ROWS % 16 == 0, "a warp has whole fragments");
     static_assert(
@@ -51,26 +53,18 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct forward_block {
     float row_max[M][2], row_sum[M][2];
 
     /* S = Q K^T */
-    __device__ __forceinline__ void multiply_queries_keys(uint32_t q_warp, uint32_t k_tile, uint32_t lane) {
+    __device__ __forceinline__ void multiply_queries_keys(uint32_t q_warp, uint32_t k_tile) {
+        uint32_t q_lane = tile::lane_offset(DOWN_FIRST), k_lane = tile::lane_offset(ACROSS_FIRST);
         clear(scores);
-#pragma unroll
-        for (int k = 0; k < D / 16; k++) {
-            uint32_t a[M][4];
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                ldmatrix(a[m], q_warp + tile::square(lane, 16 * m, k));
-            }
-#pragma unroll
-            for (int n = 0; n < S_N / 2; n++) {
-                uint32_t b[4];
-                ldmatrix(b, k_tile + tile::square(lane, 16 * n, k));
+        multiply<TYPE, D / 16>(
+            scores,
+            [&](uint32_t(&a)[M][4], int k) {
 #pragma unroll
                 for (int m = 0; m < M; m++) {
-                    mma<TYPE>(scores[m][2 * n], a[m], b[0], b[2]);
-                    mma<TYPE>(scores[m][2 * n + 1], a[m], b[1], b[3]);
+                    ldmatrix(a[m], q_warp + tile::square(q_lane, 16 * m, k));
                 }
-            }
-        }
+            },
+            [&](uint32_t(&b)[4], int k, int n) { ldmatrix(b, k_tile + tile::square(k_lane, 16 * n, k)); });
     }
 
     /* S = -infinity for the keys that a row does not see. The warp's first row sees `visible` of this block's keys, each
@@ -131,8 +125,8 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct forward_block {
         }
     }
 
-    /* P~ in place of S; this thread's part of the row sums. */
-    __device__ __forceinline__ void exponentiate(float scale_log2) {
+    /* P~ in place of S in columns 16 k to 16 k + 15; this thread's part of the row sums. */
+    __device__ __forceinline__ void exponentiate(int k, float scale_log2) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -141,7 +135,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct forward_block {
                 float shift =
                     max == -INFINITY ? 0 : max * scale_log2; /* seen nothing: 2^-infinity is wanted */
 #pragma unroll
-                for (int n = 0; n < S_N; n++) {
+                for (int n = 2 * k; n < 2 * k + 2; n++) {
                     scores[m][n][i] = exp2_fast(scores[m][n][i] * scale_log2 - shift);
                     row_sum[m][i / 2] += scores[m][n][i];
                 }
@@ -149,26 +143,21 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct forward_block {
         }
     }
 
-    /* O~ += P~ V */
-    __device__ __forceinline__ void multiply_probabilities_values(uint32_t v_tile, uint32_t lane) {
-#pragma unroll
-        for (int k = 0; k < S_N / 2; k++) {
-            uint32_t a[M][4];
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                pack_fragment<TYPE>(a[m], scores[m][2 * k], scores[m][2 * k + 1]);
-            }
-#pragma unroll
-            for (int n = 0; n < O_N / 2; n++) {
-                uint32_t b[4];
-                ldmatrix_transposed(b, v_tile + tile::square(lane, 16 * k, n));
+    /* O~ += P~ V. The exponentials are taken between the products, where the warp has nothing else to do. */
+    __device__ __forceinline__ void multiply_probabilities_values(uint32_t v_tile, float scale_log2) {
+        uint32_t v_lane = tile::lane_offset(DOWN_FIRST);
+        multiply<TYPE, COLUMNS / 16>(
+            out,
+            [&](uint32_t(&a)[M][4], int k) {
+                exponentiate(k, scale_log2);
 #pragma unroll
                 for (int m = 0; m < M; m++) {
-                    mma<TYPE>(out[m][2 * n], a[m], b[0], b[1]);
-                    mma<TYPE>(out[m][2 * n + 1], a[m], b[2], b[3]);
+                    pack_fragment<TYPE>(a[m], scores[m][2 * k], scores[m][2 * k + 1]);
                 }
-            }
-        }
+            },
+            [&](uint32_t(&b)[4], int k, int n) {
+                ldmatrix_transposed(b, v_tile + tile::square(v_lane, 16 * k, n));
+            });
     }
 
     /* O by way of the warp's own rows of Q's tile, and lse. */
@@ -200,14 +189,6 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct forward_block {
             a.seqlen_q - first_row, a.head_dim, lane);
     }
 
-    /* Starts copying a block of keys or values. */
-    __device__ __forceinline__ static void copy_block(
-        uint32_t to, const device_tensor &from, int batch, int first, int head, const forward_arguments &a) {
-        copy_tile<COLUMNS, D, THREADS>(
-            to, from.row(batch, first, head), from.seq_stride, a.seqlen_k - first, a.head_dim);
-        copy_commit();
-    }
-
     __device__ __forceinline__ void run(const forward_arguments &a, uint32_t shared) {
         int block, batch_head;
         a.order.find(blockIdx.x, &block, &batch_head);
@@ -224,7 +205,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct forward_block {
 
         uint32_t q_tile = shared, k_tile = q_tile + ROWS * tile::ROW_BYTES,
                  v_tile = k_tile + COLUMNS * tile::ROW_BYTES;
-        uint32_t q_warp = q_tile + warp * WARP_ROWS * tile::ROW_BYTES, lane = tile::lane_offset();
+        uint32_t q_warp = q_tile + warp * WARP_ROWS * tile::ROW_BYTES;
         float scale_log2 = a.scale * LOG2_E;
 
         clear(out);
@@ -233,31 +214,38 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct forward_block {
             row_max[m][0] = row_max[m][1] = -INFINITY;
             row_sum[m][0] = row_sum[m][1] = 0;
         }
+        int first_key = (blocks - 1) * COLUMNS;
+        const uint16_t *keys = copy_keys::source(a.k.row(batch, first_key, kv_head), a.k.seq_stride),
+                       *values = copy_keys::source(a.v.row(batch, first_key, kv_head), a.v.seq_stride);
         if (blocks > 0) {
-            copy_tile<ROWS, D, THREADS>(
-                q_tile, a.q.row(batch, block_row, head), a.q.seq_stride, a.seqlen_q - block_row, a.head_dim);
-            copy_block(k_tile, a.k, batch, (blocks - 1) * COLUMNS, kv_head, a);
+            copy_queries::start(q_tile, copy_queries::source(a.q.row(batch, block_row, head), a.q.seq_stride),
+                a.q.seq_stride, a.seqlen_q - block_row, a.head_dim);
+            copy_keys::start(k_tile, keys, a.k.seq_stride, a.seqlen_k - first_key, a.head_dim);
+            copy_commit();
         }
-        for (int first_key = (blocks - 1) * COLUMNS; first_key >= 0; first_key -= COLUMNS) {
+        for (; first_key >= 0; first_key -= COLUMNS) {
             bool sees = first_key < visible_last;
             copy_wait<0>();
             __syncthreads();
-            copy_block(v_tile, a.v, batch, first_key, kv_head, a);
+            copy_keys::start(v_tile, values, a.v.seq_stride, a.seqlen_k - first_key, a.head_dim);
+            copy_commit();
+            values -= COLUMNS * a.v.seq_stride;
             if (sees) {
-                multiply_queries_keys(q_warp, k_tile, lane);
+                multiply_queries_keys(q_warp, k_tile);
                 if (first_key + COLUMNS > visible_first) {
                     mask(visible_first - first_key, step);
                 }
                 update_max(scale_log2);
-                exponentiate(scale_log2);
             }
             copy_wait<0>();
             __syncthreads();
             if (first_key > 0) {
-                copy_block(k_tile, a.k, batch, first_key - COLUMNS, kv_head, a);
+                keys -= COLUMNS * a.k.seq_stride;
+                copy_keys::start(k_tile, keys, a.k.seq_stride, COLUMNS, a.head_dim);
+                copy_commit();
             }
             if (sees) {
-                multiply_probabilities_values(v_tile, lane);
+                multiply_probabilities_values(v_tile, scale_log2);
             }
         }
         store(a, q_warp, batch, head, first_row);

@@ -57,7 +57,7 @@ int fa2_padded_head_dim(int64_t head_dim);
 
 enum {
     FA2_LARGEST_ROW_BLOCK = 128, /* the rows of a head are padded to a multiple of it in the workspace */
-    FA2_SMALLEST_ROW_BLOCK = 32
+    FA2_SMALLEST_ROW_BLOCK = 16
 };
 struct fa2_workspace {
     int64_t padded_rows;      /* of one head */
@@ -72,6 +72,12 @@ struct fa2_workspace fa2_workspace(const struct attention_params *p);
 #ifdef WITH_CUDA
 enum status standard_forward(const struct attention *a, const struct attention_params *p);
 enum status standard_backward(const struct attention *a, const struct attention_params *p);
+enum status fa1_forward(const struct attention *a, const struct attention_params *p);
+enum status fa1_backward(const struct attention *a, const struct attention_params *p);
+enum status cut1_forward(const struct attention *a, const struct attention_params *p);
+enum status cut1_backward(const struct attention *a, const struct attention_params *p);
+enum status cut2_forward(const struct attention *a, const struct attention_params *p);
+enum status cut2_backward(const struct attention *a, const struct attention_params *p);
 enum status fa2_forward(const struct attention *a, const struct attention_params *p);
 enum status fa2_backward(const struct attention *a, const struct attention_params *p);
 #endif

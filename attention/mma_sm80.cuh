@@ -9,12 +9,13 @@
 
    A shared tile holds rows of COLUMNS 16-bit elements as chunks of 16 bytes, chunk c of row r in place
    c ^ swizzle(r), so that the eight rows that one phase of ldmatrix reads lie in eight different bank groups, without
-   padding, for every multiple of 16 columns. All loads use one lane pattern: lane l gives the address of row l % 16,
-   chunk l / 16 of a 16 x 16 square. What arrives as r[0..3] is then
-     ldmatrix             square [m][k]: A = r[0], r[1], r[2], r[3]
-                          square [n][k]: B of columns 0-7 = r[0], r[2]; of columns 8-15 = r[1], r[3]
-     ldmatrix_transposed  square [k][n]: B of columns 0-7 = r[0], r[1]; of columns 8-15 = r[2], r[3]
-                          square [k][m]: A = r[0], r[2], r[1], r[3] */
+   padding, for every multiple of 16 columns. Fragments are loaded as 16 x 16 squares, four 8 x 8 matrices in r[0..3];
+   lane l gives the address of a row of matrix l / 8. By the order of the matrices, down the rows first or across the
+   chunks first, r is
+     ldmatrix             DOWN_FIRST    from [m][k]: A
+                          ACROSS_FIRST  from [n][k]: B of columns 0-7 in r[0..1], of columns 8-15 in r[2..3]
+     ldmatrix_transposed  DOWN_FIRST    from [k][n]: the same B
+                          ACROSS_FIRST  from [k][m]: A */
 #ifndef ATTENTION_MMA_SM80_CUH
 #define ATTENTION_MMA_SM80_CUH
 
@@ -36,8 +37,10 @@ __device__ __forceinline__ int warp_index() {
 
 /* ---- instructions ---- */
 
+/* The shuffle changes nothing, but keeps the compiler from working the address out again wherever it is used, from a
+   slow special register. */
 __device__ __forceinline__ uint32_t shared_address(const void *pointer) {
-    return (uint32_t)__cvta_generic_to_shared(pointer);
+    return __shfl_sync(~0u, (uint32_t)__cvta_generic_to_shared(pointer), 0);
 }
 
 __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], uint32_t address) {
@@ -68,7 +71,8 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint3
     }
 }
 
-/* 16 bytes from global to shared memory, past the registers; zeros when not valid. Arrives by copy_wait. */
+/* 16 bytes from global to shared memory, past the registers; zeros, and nothing is read, when not valid. Arrives by
+   copy_wait. */
 __device__ __forceinline__ void copy_async(uint32_t address, const void *from, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                  :
@@ -105,6 +109,29 @@ __device__ __forceinline__ uint4 load_shared_chunk(uint32_t address) {
     return r;
 }
 
+__device__ __forceinline__ void store_shared_float(uint32_t address, float value) {
+    store_shared(address, __float_as_uint(value));
+}
+
+__device__ __forceinline__ float load_shared_float(uint32_t address) {
+    return __uint_as_float(load_shared(address));
+}
+
+__device__ __forceinline__ void store_shared_floats(uint32_t address, float4 values) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(values.x), "f"(values.y),
+                 "f"(values.z), "f"(values.w)
+                 : "memory");
+}
+
+__device__ __forceinline__ float4 load_shared_floats(uint32_t address) {
+    float4 r;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(r.x), "=f"(r.y), "=f"(r.z), "=f"(r.w)
+                 : "r"(address)
+                 : "memory");
+    return r;
+}
+
 __device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
     float2 r;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(address) : "memory");
@@ -135,6 +162,8 @@ __device__ __forceinline__ void store_release(int *to, int value) {
 
 /* ---- shared tiles ---- */
 
+enum square_order { DOWN_FIRST, ACROSS_FIRST };
+
 template <int COLUMNS> struct shared_tile {
     static_assert(COLUMNS % 16 == 0, "columns come in squares of 16");
     static constexpr int CHUNKS = COLUMNS / CHUNK;
@@ -151,9 +180,10 @@ template <int COLUMNS> struct shared_tile {
         return (uint32_t)(row * ROW_BYTES + (chunk ^ swizzle(row)) * CHUNK_BYTES);
     }
     /* what this lane adds to the address of every square, and with it to `square` */
-    static __device__ __forceinline__ uint32_t lane_offset() {
+    static __device__ __forceinline__ uint32_t lane_offset(enum square_order order) {
         int lane = lane_index();
-        return offset(lane % 16, lane / 16);
+        return order == DOWN_FIRST ? offset(lane % 16, lane / 16)
+                                   : offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     }
     /* the square whose first row is `row` (a multiple of 8), its first column 16 * `square`, as an offset for this lane */
     static __device__ __forceinline__ uint32_t square(uint32_t lane_offset, int row, int square) {
@@ -163,27 +193,68 @@ template <int COLUMNS> struct shared_tile {
     }
 };
 
-/* Copies ROWS rows of `columns` elements (chunks), the first valid_rows of them real, into a tile; zeros elsewhere. Every
-   thread keeps to one chunk column, and rows are THREADS / CHUNKS apart. */
-template <int ROWS, int COLUMNS, int THREADS>
-__device__ __forceinline__ void copy_tile(
-    uint32_t tile, const uint16_t *from, int64_t row_stride, int64_t valid_rows, int columns) {
+/* Copies of ROWS rows from memory to a tile by THREADS threads. Every thread keeps to one column of chunks, and its rows
+   are THREADS / CHUNKS apart. */
+template <int ROWS, int COLUMNS, int THREADS> struct tile_copy {
     using shared = shared_tile<COLUMNS>;
-    constexpr int ROWS_A_PASS = THREADS / shared::CHUNKS, PASSES = (ROWS + ROWS_A_PASS - 1) / ROWS_A_PASS;
-    int first = (int)(threadIdx.x / shared::CHUNKS), chunk = (int)(threadIdx.x % shared::CHUNKS);
-    if (THREADS % shared::CHUNKS != 0 && first >= ROWS_A_PASS) {
-        return;
+    static constexpr int ROWS_A_PASS = THREADS / shared::CHUNKS,
+                         PASSES = (ROWS + ROWS_A_PASS - 1) / ROWS_A_PASS;
+
+    static __device__ __forceinline__ int thread_row() {
+        return (int)(threadIdx.x / shared::CHUNKS);
     }
-    bool real_chunk = chunk * CHUNK < columns;
-    const uint16_t *source = from + first * row_stride + chunk * CHUNK;
-#pragma unroll
-    for (int pass = 0; pass < PASSES; pass++) {
-        int row = first + pass * ROWS_A_PASS;
-        if (ROWS % ROWS_A_PASS == 0 || row < ROWS) {
-            bool valid = real_chunk && row < valid_rows;
-            copy_async(tile + shared::offset(row, chunk), valid ? source : from, valid);
+    static __device__ __forceinline__ int thread_chunk() {
+        return (int)(threadIdx.x % shared::CHUNKS);
+    }
+    /* what this thread copies first, when the rows begin at `from` */
+    static __device__ __forceinline__ const uint16_t *source(const uint16_t *from, int64_t row_stride) {
+        return from + thread_row() * row_stride + thread_chunk() * CHUNK;
+    }
+    /* The first valid_rows rows and `columns` of their elements; zeros elsewhere. */
+    static __device__ __forceinline__ void start(
+        uint32_t tile, const uint16_t *source, int64_t row_stride, int valid_rows, int columns) {
+        if (THREADS % shared::CHUNKS != 0 && thread_row() >= ROWS_A_PASS) {
+            return;
         }
-        source += ROWS_A_PASS * row_stride;
+        int valid = thread_chunk() * CHUNK < columns ? valid_rows - thread_row() : 0;
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) {
+            int row = thread_row() + pass * ROWS_A_PASS;
+            if (ROWS % ROWS_A_PASS == 0 || row < ROWS) {
+                copy_async(tile + shared::offset(row, thread_chunk()), source, pass * ROWS_A_PASS < valid);
+            }
+            source += ROWS_A_PASS * row_stride;
+        }
+    }
+};
+
+/* ---- products ---- */
+
+/* sums += A B of a warp: M x N fragments, the sum over DEPTH squares. load_left(a, k) gives the A fragments of square k,
+   load_right(b, k, n) those of B in square (k, n). Each is loaded one step before it is used. */
+template <enum dtype TYPE, int DEPTH, int M, int N, typename Left, typename Right>
+__device__ __forceinline__ void multiply(float (&sums)[M][N][4], Left load_left, Right load_right) {
+    static_assert(N % 2 == 0, "B comes in squares");
+    uint32_t left[2][M][4], right[2][4];
+    load_left(left[0], 0);
+    load_right(right[0], 0, 0);
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++) {
+#pragma unroll
+        for (int n = 0; n < N / 2; n++) {
+            int step = k * (N / 2) + n;
+            if (n + 1 < N / 2) {
+                load_right(right[(step + 1) % 2], k, n + 1);
+            } else if (k + 1 < DEPTH) {
+                load_left(left[(k + 1) % 2], k + 1);
+                load_right(right[(step + 1) % 2], k + 1, 0);
+            }
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma<TYPE>(sums[m][2 * n], left[k % 2][m], right[step % 2][0], right[step % 2][1]);
+                mma<TYPE>(sums[m][2 * n + 1], left[k % 2][m], right[step % 2][2], right[step % 2][3]);
+            }
+        }
     }
 }
 

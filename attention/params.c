@@ -69,6 +69,12 @@ struct fa2_workspace fa2_workspace(const struct attention_params *p) {
     return w;
 }
 
+/* fa1's m and l */
+static size_t fa1_saved_bytes(const struct attention_params *p) {
+    return array_bytes(p->batch, p->heads, 2, p->seqlen_q, sizeof(float));
+}
+
+/* The rungs below fa2 have the same passes around them. */
 static size_t fa2_workspace_bytes(const struct attention_params *p) {
     return fa2_workspace(p).bytes;
 }
@@ -83,6 +89,9 @@ static size_t fa2_workspace_bytes(const struct attention_params *p) {
 
 static const struct attention_kernel kernels[] = {
     {"fa2", no_bytes, fa2_workspace_bytes FUNCTIONS(fa2)},
+    {"cut2", no_bytes, fa2_workspace_bytes FUNCTIONS(cut2)},
+    {"cut1", no_bytes, fa2_workspace_bytes FUNCTIONS(cut1)},
+    {"fa1", fa1_saved_bytes, fa2_workspace_bytes FUNCTIONS(fa1)},
     {"standard", standard_saved_bytes, standard_workspace_bytes FUNCTIONS(standard)},
 };
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };

@@ -357,7 +357,7 @@ static void test_the_standard_kernel_keeps_its_probabilities(void) {
     EXPECT(attention_saved_bytes("fa9", &p) == 0);
 }
 
-static void test_fa2_needs_memory_linear_in_the_sequence_and_saves_nothing(void) {
+static void test_memory_of_the_flash_kernels_is_linear_in_the_sequence(void) {
     struct attention_params p = {.dtype = DTYPE_BF16,
         .batch = 1,
         .seqlen_q = 1 << 18,
@@ -365,7 +365,8 @@ static void test_fa2_needs_memory_linear_in_the_sequence_and_saves_nothing(void)
         .heads = 16,
         .kv_heads = 16,
         .head_dim = 128};
-    EXPECT(attention_saved_bytes("fa2", &p) == 0);
+    EXPECT(attention_saved_bytes("fa2", &p) == 0 && attention_saved_bytes("cut1", &p) == 0);
+    EXPECT(attention_saved_bytes("fa1", &p) == (size_t)2 * 16 * (1 << 18) * 4); /* m and l */
     size_t long_bytes = attention_workspace_bytes("fa2", &p);
     p.seqlen_q = p.seqlen_k = 1 << 16;
     size_t short_bytes = attention_workspace_bytes("fa2", &p);
@@ -376,8 +377,8 @@ static void test_fa2_needs_memory_linear_in_the_sequence_and_saves_nothing(void)
 
 static void test_kernels_are_listed_best_first(void) {
     EXPECT_STRING(attention_kernel_name(0), "fa2");
-    EXPECT_STRING(attention_kernel_name(1), "standard");
-    EXPECT(attention_kernel_name(2) == NULL && attention_kernel_name(-1) == NULL);
+    EXPECT_STRING(attention_kernel_name(4), "standard");
+    EXPECT(attention_kernel_name(5) == NULL && attention_kernel_name(-1) == NULL);
 }
 
 int main(void) {
@@ -394,7 +395,7 @@ int main(void) {
     RUN(test_valid_parameters_pass);
     RUN(test_invalid_parameters_are_refused_with_the_reason);
     RUN(test_the_standard_kernel_keeps_its_probabilities);
-    RUN(test_fa2_needs_memory_linear_in_the_sequence_and_saves_nothing);
+    RUN(test_memory_of_the_flash_kernels_is_linear_in_the_sequence);
     RUN(test_kernels_are_listed_best_first);
     return test_summary();
 }
