@@ -52,13 +52,13 @@ void random_install(struct backend *b);
 
 enum {
     LANES = 64 / sizeof(real),
-    /* matrix products: depth and columns of the packed right-hand block, and most rows of a register tile */
+    /* matrix products: the packed blocks are (rows, depth) and (depth, columns) */
     GEMM_DEPTH = 256,
     GEMM_COLUMNS = 512,
-    GEMM_PANEL_ROWS = 16,
-    /* attention: a block of scores */
-    ATTENTION_ROWS = 64,
-    ATTENTION_COLUMNS = 256,
+    GEMM_ROWS = 96,
+    /* attention: a block of scores; multiples of the register tiles */
+    ATTENTION_ROWS = 48,
+    ATTENTION_COLUMNS = 192,
     /* columns that one thread sums over all rows: a few cache lines wide */
     COLUMN_CHUNK = 64,
 };
@@ -66,7 +66,7 @@ enum {
 /* What one thread needs while it works. */
 struct scratch {
     real packed_right[GEMM_DEPTH * GEMM_COLUMNS];
-    real packed_left[GEMM_DEPTH * GEMM_PANEL_ROWS];
+    real packed_left[GEMM_DEPTH * GEMM_ROWS];
     real scores[ATTENTION_ROWS * ATTENTION_COLUMNS];
     real d_scores[ATTENTION_ROWS * ATTENTION_COLUMNS];
     real row_max[ATTENTION_ROWS];

@@ -3,16 +3,22 @@
    multiplication", 2008):
 
      for blocks of GEMM_COLUMNS columns and GEMM_DEPTH of the depth
-       right (depth, columns) -> packed in panels of PANEL_COLUMNS, so that it stays in the second-level cache
-       for panels of PANEL_ROWS rows
-         left (rows, depth) -> packed, so that it stays in the first-level cache
-         for panels of the right
+       right (depth, columns) -> packed in panels of PANEL_COLUMNS columns
+       for blocks of GEMM_ROWS rows
+         left (rows, depth) -> packed in panels of PANEL_ROWS rows; both blocks fit the second-level cache
+         for each left panel, which fits the first-level cache, for each right panel
            a register tile of PANEL_ROWS x PANEL_COLUMNS sums over the depth
 
    Every element sums over the depth in the same order whatever the tile, so the bits do not depend on the cut. */
 #include "cpu.h"
 
 enum { TILE_ROWS = 192 };
+
+/* The part of a matrix that begins at (row, column). */
+static struct matrix matrix_at(struct matrix m, int64_t row, int64_t column) {
+    m.data += m.transposed ? column * m.stride + row : row * m.stride + column;
+    return m;
+}
 
 #ifdef WITH_OPENBLAS
 
@@ -53,8 +59,8 @@ enum { VECTOR_BYTES = 16, PANEL_ROWS = 6 };
 enum { VECTOR = VECTOR_BYTES / sizeof(real), PANEL_COLUMNS = 2 * VECTOR };
 typedef real vector __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef real vector_unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
-_Static_assert((int)PANEL_ROWS <= (int)GEMM_PANEL_ROWS && (int)GEMM_COLUMNS % (int)PANEL_COLUMNS == 0,
-    "scratch holds the panels");
+_Static_assert((int)GEMM_ROWS % (int)PANEL_ROWS == 0 && (int)GEMM_COLUMNS % (int)PANEL_COLUMNS == 0,
+    "the scratch holds whole panels");
 
 #if defined __has_builtin
 #if __has_builtin(__builtin_shufflevector)
@@ -85,22 +91,27 @@ static inline void transpose_4x4(real *out, int64_t out_stride, const real *in, 
 #endif
 }
 
-/* A panel: out[k * width + lane], zero for lanes that the matrix does not have. A lane is a row of the left matrix or a
-   column of the right one. Here in[k * stride + lane]: lanes lie side by side. */
+/* Packing: lanes (rows of the left matrix, columns of the right one) in panels of `width`, one panel after the other,
+   out[k * width + lane] in each, zero for lanes that the matrix does not have.
+   Here in[k * stride + lane]: lanes lie side by side. */
 static inline void pack_side_by_side(
     real *out, int width, const real *in, int64_t stride, int64_t lanes, int64_t depth) {
     for (int64_t k = 0; k < depth; k++) {
-        if (lanes == width) {
-            memcpy(out + k * width, in + k * stride, (size_t)width * sizeof(real));
-        } else {
-            for (int lane = 0; lane < width; lane++) {
-                out[k * width + lane] = lane < lanes ? in[k * stride + lane] : 0;
+        for (int64_t first = 0; first < lanes; first += width) {
+            real *to = out + first * depth + k * width;
+            const real *from = in + k * stride + first;
+            if (first + width <= lanes) {
+                memcpy(to, from, (size_t)width * sizeof(real));
+            } else {
+                for (int lane = 0; lane < width; lane++) {
+                    to[lane] = first + lane < lanes ? from[lane] : 0;
+                }
             }
         }
     }
 }
 
-/* Here in[lane * stride + k]: a lane lies along the depth. */
+/* Here in[lane * stride + k]: a lane lies along the depth. One panel. */
 static inline void pack_along_depth(
     real *out, int width, const real *in, int64_t stride, int64_t lanes, int64_t depth) {
     int64_t whole_lanes = lanes / 4 * 4, whole_depth = depth / 4 * 4;
@@ -121,26 +132,15 @@ static inline void pack_along_depth(
     }
 }
 
-static void pack_left(real *out, struct matrix m, int64_t row, int64_t rows, int64_t k, int64_t depth) {
-    if (m.transposed) {
-        pack_side_by_side(out, PANEL_ROWS, m.data + k * m.stride + row, m.stride, rows, depth);
-    } else {
-        pack_along_depth(out, PANEL_ROWS, m.data + row * m.stride + k, m.stride, rows, depth);
+static inline void pack(
+    real *out, int width, const real *in, int64_t stride, int64_t lanes, int64_t depth, bool side_by_side) {
+    if (side_by_side) {
+        pack_side_by_side(out, width, in, stride, lanes, depth);
+        return;
     }
-}
-
-static void pack_right(
-    real *out, struct matrix m, int64_t k, int64_t depth, int64_t column, int64_t columns) {
-    for (int64_t j = 0; j < columns; j += PANEL_COLUMNS) {
-        int64_t width = min_i64(PANEL_COLUMNS, columns - j);
-        real *panel = out + j * depth;
-        if (m.transposed) {
-            pack_along_depth(
-                panel, PANEL_COLUMNS, m.data + (column + j) * m.stride + k, m.stride, width, depth);
-        } else {
-            pack_side_by_side(
-                panel, PANEL_COLUMNS, m.data + k * m.stride + column + j, m.stride, width, depth);
-        }
+    for (int64_t first = 0; first < lanes; first += width) {
+        pack_along_depth(
+            out + first * depth, width, in + first * stride, stride, min_i64(width, lanes - first), depth);
     }
 }
 
@@ -148,7 +148,9 @@ static void pack_right(
 static inline void multiply_panels(
     real *out, int64_t out_stride, const real *left, const real *right, int64_t depth, bool accumulate) {
     vector sum[PANEL_ROWS][2];
-    memset(sum, 0, sizeof sum);
+    for (int i = 0; i < PANEL_ROWS; i++) {
+        sum[i][0] = sum[i][1] = (vector){0};
+    }
     for (int64_t k = 0; k < depth; k++) {
         vector right0 = *(const vector *)(right + k * PANEL_COLUMNS);
         vector right1 = *(const vector *)(right + k * PANEL_COLUMNS + VECTOR);
@@ -181,21 +183,18 @@ static void multiply_edge(real *out, int64_t out_stride, const real *left, const
     }
 }
 
-/* One packed block of the right matrix against all rows of the left. */
-static void multiply_block(struct scratch *scratch, real *out, int64_t out_stride, struct matrix left,
-    int64_t rows, int64_t columns, int64_t k, int64_t depth, bool accumulate) {
+/* Packed blocks against each other. */
+static void multiply_blocks(const struct scratch *scratch, real *out, int64_t out_stride, int64_t rows,
+    int64_t columns, int64_t depth, bool accumulate) {
     for (int64_t i = 0; i < rows; i += PANEL_ROWS) {
-        int64_t height = min_i64(PANEL_ROWS, rows - i);
-        pack_left(scratch->packed_left, left, i, height, k, depth);
         for (int64_t j = 0; j < columns; j += PANEL_COLUMNS) {
-            int64_t width = min_i64(PANEL_COLUMNS, columns - j);
-            const real *right = scratch->packed_right + j * depth;
+            const real *left = scratch->packed_left + i * depth, *right = scratch->packed_right + j * depth;
             real *tile = out + i * out_stride + j;
-            if (height == PANEL_ROWS && width == PANEL_COLUMNS) {
-                multiply_panels(tile, out_stride, scratch->packed_left, right, depth, accumulate);
+            if (i + PANEL_ROWS <= rows && j + PANEL_COLUMNS <= columns) {
+                multiply_panels(tile, out_stride, left, right, depth, accumulate);
             } else {
-                multiply_edge(
-                    tile, out_stride, scratch->packed_left, right, height, width, depth, accumulate);
+                multiply_edge(tile, out_stride, left, right, min_i64(PANEL_ROWS, rows - i),
+                    min_i64(PANEL_COLUMNS, columns - j), depth, accumulate);
             }
         }
     }
@@ -207,20 +206,20 @@ void gemm_serial(struct scratch *scratch, real *out, int64_t out_stride, struct 
         int64_t block_columns = min_i64(GEMM_COLUMNS, columns - j);
         for (int64_t k = 0; k < depth; k += GEMM_DEPTH) {
             int64_t block_depth = min_i64(GEMM_DEPTH, depth - k);
-            pack_right(scratch->packed_right, right, k, block_depth, j, block_columns);
-            multiply_block(
-                scratch, out + j, out_stride, left, rows, block_columns, k, block_depth, accumulate || k > 0);
+            pack(scratch->packed_right, PANEL_COLUMNS, matrix_at(right, k, j).data, right.stride,
+                block_columns, block_depth, !right.transposed);
+            for (int64_t i = 0; i < rows; i += GEMM_ROWS) {
+                int64_t block_rows = min_i64(GEMM_ROWS, rows - i);
+                pack(scratch->packed_left, PANEL_ROWS, matrix_at(left, i, k).data, left.stride, block_rows,
+                    block_depth, left.transposed);
+                multiply_blocks(scratch, out + i * out_stride + j, out_stride, block_rows, block_columns,
+                    block_depth, accumulate || k > 0);
+            }
         }
     }
 }
 
 #endif
-
-/* The part of a matrix that begins at (row, column). */
-static struct matrix matrix_at(struct matrix m, int64_t row, int64_t column) {
-    m.data += m.transposed ? column * m.stride + row : row * m.stride + column;
-    return m;
-}
 
 void gemm(struct backend *b, real *out, int64_t out_stride, struct matrix left, struct matrix right,
     int64_t rows, int64_t columns, int64_t depth, bool accumulate, gemm_finish finish, const void *context) {
