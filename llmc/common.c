@@ -272,10 +272,12 @@ bool path_is_directory(const char *path) {
 
 /* Makes the one folder `path`. That it is there already is fine: another rank may have made it just now. */
 static enum status make_directory(const char *path) {
-    if (mkdir(path, 0777) == 0 || path_is_directory(path)) {
+    if (mkdir(path, 0777) == 0) {
         return STATUS_OK;
     }
-    return fail("%s: cannot create the folder: %s", path, strerror(errno));
+    int error = errno; /* the look below has its own */
+    return path_is_directory(path) ? STATUS_OK
+                                   : fail("%s: cannot create the folder: %s", path, strerror(error));
 }
 
 enum status make_directories(const char *path) {

@@ -257,6 +257,10 @@ static void test_a_file_in_the_way_of_a_folder_is_an_error_that_names_it(void) {
     EXPECT(make_directories(in_folder("way/below")) == STATUS_ERROR);
     EXPECT_CONTAINS(error_message(), in_folder("way"));
     EXPECT(make_directories("") == STATUS_ERROR);
+    /* the reason is mkdir's, not that of looking what is there */
+    EXPECT(symlink("nowhere", in_folder("dangling")) == 0);
+    EXPECT(make_directories(in_folder("dangling")) == STATUS_ERROR);
+    EXPECT_CONTAINS(error_message(), strerror(EEXIST));
 }
 
 static void test_paths_that_are_too_long_are_errors(void) {
