@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -368,6 +369,22 @@ static enum status cut_log(const struct metrics_log *log, int64_t resume_step) {
     return STATUS_OK;
 }
 
+/* One run at a time writes a folder: two would cut each other's log and remove each other's checkpoints in the making.
+   The lock goes with the process. One that was just killed may take a moment to go, so a second look is worth it. File
+   systems that have no locks do without. */
+static enum status lock_log(const struct metrics_log *log) {
+    enum { LOOKS = 20 };
+    const struct timespec pause = {.tv_nsec = 100000000};
+    for (int look = 1; flock(log->file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; look++) {
+        if (look == LOOKS) {
+            return fail(
+                "%s: another run is writing it; wait for its end, or choose another --run-dir", log->path);
+        }
+        nanosleep(&pause, NULL);
+    }
+    return STATUS_OK;
+}
+
 /* On failure nothing of the line stays. */
 static enum status append_line(const struct metrics_log *log, const char *text, size_t bytes) {
     if (log->file < 0) {
@@ -445,7 +462,8 @@ enum status metrics_log_open(
         log->file = log->path == NULL ? -1 : open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
         status = log->path == NULL ? STATUS_OUT_OF_MEMORY
                  : log->file < 0   ? fail("%s: can't be opened for writing: %s", path, strerror(errno))
-                                   : cut_log(log, resume_step);
+                                   : lock_log(log);
+        status = status == STATUS_OK ? cut_log(log, resume_step) : status;
     }
     if (status != STATUS_OK) {
         metrics_log_close(log);

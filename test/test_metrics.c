@@ -695,6 +695,21 @@ static void test_a_log_that_cannot_be_opened_is_an_error_that_names_it(void) {
     metrics_log_close(NULL);
 }
 
+static void test_a_log_that_another_run_writes_is_left_alone(void) {
+    struct metrics_log *first = NULL, *second = NULL;
+    EXPECT(metrics_log_open(&first, log_path, true, 1, 0) == STATUS_OK);
+    EXPECT(metrics_log_note(first, 7, "the first one's") == STATUS_OK);
+    EXPECT(metrics_log_open(&second, log_path, true, 1, 0) == STATUS_ERROR && second == NULL);
+    EXPECT_CONTAINS(error_message(), log_path);
+    EXPECT_CONTAINS(error_message(), "another run is writing it");
+    struct json *event = NULL;
+    EXPECT(read_events(&event, 1) == 1 && number_of(event, "step") == 7);
+    json_free(event);
+    metrics_log_close(first);
+    EXPECT(metrics_log_open(&second, log_path, true, 1, 7) == STATUS_OK);
+    metrics_log_close(second);
+}
+
 int main(void) {
     if (mkdtemp(folder) == NULL) {
         perror(folder);
@@ -728,6 +743,7 @@ int main(void) {
     RUN(test_a_full_disk_is_an_error_that_names_the_file);
     RUN(test_a_disk_that_fills_within_a_line_leaves_whole_lines);
     RUN(test_a_log_that_cannot_be_opened_is_an_error_that_names_it);
+    RUN(test_a_log_that_another_run_writes_is_left_alone);
     remove_tree(folder);
     return test_summary();
 }
