@@ -309,6 +309,10 @@ static enum status config_line(struct options *options, char *line, const char *
 }
 
 enum status options_parse_config(struct options *options, const char *text, size_t bytes, const char *name) {
+    static const char byte_order_mark[] = "\xef\xbb\xbf"; /* some editors begin every file with it */
+    size_t mark = bytes >= 3 && memcmp(text, byte_order_mark, 3) == 0 ? 3 : 0;
+    text += mark;
+    bytes -= mark;
     enum status status = STATUS_OK;
     char *copy = NULL;
     CHECK(ALLOCATE(copy, bytes + 1));
@@ -559,6 +563,9 @@ static enum status check_data(const struct options *o) {
     }
     if (strcmp(o->train_data, "synthetic") == 0 && o->steps == 0) {
         return fail("--train-data synthetic has no epochs: give --steps");
+    }
+    if (strcmp(o->val_data, "synthetic") == 0 && o->eval_batches == 0) {
+        return fail("--val-data synthetic has no end: give --eval-batches");
     }
     if (options_given(o, "eval-every") && o->eval_every > 0 && o->val_data[0] == '\0') {
         return fail(

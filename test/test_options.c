@@ -425,6 +425,7 @@ static void test_given_options_are_those_of_the_user_not_of_the_checkpoint_or_pr
     EXPECT(PARSE(&o, "--seed", "1") == STATUS_OK);
     EXPECT(options_given(&o, "seed") && !options_given(&o, "heads") && o.layers == 4);
     EXPECT(options_parse_config(&o, "keep = 3", 8, "my.conf") == STATUS_OK && options_given(&o, "keep"));
+    EXPECT(options_parse_config(&o, "\xef\xbb\xbfkeep = 4", 11, "my.conf") == STATUS_OK && o.keep == 4);
     options_free(&o);
     json_free(stored);
 }
@@ -578,6 +579,9 @@ static void test_training_needs_data_and_says_how_to_get_some(void) {
     options_free(&o);
     EXPECT_INVALID("--train-data synthetic has no epochs: give --steps", "--train-data", "synthetic");
     EXPECT_VALID("--train-data", "synthetic", "--steps", "5");
+    EXPECT_INVALID("--val-data synthetic has no end: give --eval-batches", "--val-data", "synthetic",
+        "--eval-batches", "0");
+    EXPECT_VALID("--val-data", "synthetic", "--eval-batches", "1");
 }
 
 static void test_what_makes_no_sense_together_is_refused(void) {
