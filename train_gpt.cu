@@ -8,6 +8,7 @@
 
    Plain C in a .cu file: nvcc builds it with CUDA, `cc -x c` without. */
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -57,7 +58,7 @@ struct worker {
     char *options_json;
     int32_t *inputs, *targets; /* (micro_batch, seq_len) */
     void *loss_sum;            /* for evaluation; backend memory */
-    int micro_steps;           /* per rank and step */
+    int64_t micro_steps;       /* per rank and step */
     double peak_tflops;        /* 0: unknown */
     double start_seconds;
     int64_t start_step;
@@ -146,7 +147,7 @@ static enum status train_step(struct worker *w) {
     double norm_limit = spike_limit(state->recent_norm, state->recent_count, o->skip_norm_zscore);
 
     CHECK(optimizer_begin_step(w->optimizer));
-    for (int micro = 0; micro < w->micro_steps; micro++) {
+    for (int64_t micro = 0; micro < w->micro_steps; micro++) {
         struct model_hooks hooks = optimizer_hooks(w->optimizer, micro == w->micro_steps - 1);
         CHECK(dataloader_next(w->train_data, w->inputs, w->targets, &data_wait));
         CHECK(model_forward_backward(w->model, w->inputs, w->targets, (int)o->micro_batch, (int)o->seq_len,
@@ -522,9 +523,9 @@ static void print_summary(const struct worker *w) {
         log_line("data     %s: %s tokens in %d shard%s", o->train_data, tokens,
             dataloader_shards(w->train_data), dataloader_shards(w->train_data) == 1 ? "" : "s");
     }
-    log_line("batch    %s tokens a step: %d micro-step%s of %d x %d tokens on %d rank%s", batch,
-        w->micro_steps, w->micro_steps == 1 ? "" : "s", (int)o->micro_batch, (int)o->seq_len, w->comm->ranks,
-        w->comm->ranks == 1 ? "" : "s");
+    log_line("batch    %s tokens a step: %lld micro-step%s of %d x %d tokens on %d rank%s", batch,
+        (long long)w->micro_steps, w->micro_steps == 1 ? "" : "s", (int)o->micro_batch, (int)o->seq_len,
+        w->comm->ranks, w->comm->ranks == 1 ? "" : "s");
     if (w->run->run_dir[0] != '\0') {
         log_line("run      %s", w->run->run_dir);
     }
@@ -556,7 +557,7 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
         w->comm = profile_comm(w->profile, w->ranks);
     }
     w->peak_tflops = o->peak_tflops > 0.0 ? o->peak_tflops : w->backend->peak_tflops;
-    w->micro_steps = (int)(o->global_batch / (o->ranks * o->micro_batch * o->seq_len));
+    w->micro_steps = o->global_batch / (o->ranks * o->micro_batch * o->seq_len);
     CHECK(open_data(w, &w->train_data, o->train_data, "--train-data", true));
     if (o->val_data[0] != '\0') {
         CHECK(open_data(w, &w->val_data, o->val_data, "--val-data", false));
@@ -778,6 +779,9 @@ static enum status find_checkpoint(struct run *run, const char *run_dir, int arg
     if (status == STATUS_OK) {
         status = parse_options(o, argc, argv, stored);
     }
+    if (status == STATUS_OK && options_given(o, "epochs") && !options_given(o, "steps")) {
+        o->steps = 0; /* those of the checkpoint are of its epochs */
+    }
     json_free(json);
     CHECK(status);
     return take_shape_from(run, run->checkpoint);
@@ -860,7 +864,7 @@ static void make_schedule(struct run *run) {
 /* The run's folder: made, writable, and no other run's. */
 static enum status make_run_dir(struct run *run) {
     const struct options *o = &run->options;
-    char path[PATH_BYTES];
+    char log[PATH_BYTES], checkpoints[PATH_BYTES];
     if (o->run_dir[0] == '\0') {
         char stamp[32];
         time_t now = time(NULL);
@@ -871,14 +875,18 @@ static enum status make_run_dir(struct run *run) {
         CHECK(path_join(run->run_dir, sizeof run->run_dir, o->run_dir, "."));
         run->run_dir[strlen(run->run_dir) - 2] = '\0';
     }
-    CHECK(path_join(path, sizeof path, run->run_dir, "log.jsonl"));
-    if (!o->resume && path_exists(path)) {
+    CHECK(path_join(log, sizeof log, run->run_dir, "log.jsonl"));
+    CHECK(path_join(checkpoints, sizeof checkpoints, run->run_dir, "checkpoints"));
+    if (!o->resume && (path_exists(log) || path_exists(checkpoints))) {
         return fail("--run-dir %s already holds a run: add --resume to continue it, or choose another folder",
             run->run_dir);
     }
     CHECK(make_directories(run->run_dir));
     if (access(run->run_dir, W_OK | X_OK) != 0) {
         return fail("--run-dir %s cannot be written: %s", run->run_dir, strerror(errno));
+    }
+    if (path_exists(checkpoints) && access(checkpoints, W_OK | X_OK) != 0) {
+        return fail("--run-dir %s: its checkpoints cannot be written: %s", run->run_dir, strerror(errno));
     }
     return STATUS_OK;
 }
@@ -962,8 +970,21 @@ static void make_openmp_wait_calmly(char **argv) {
     }
 }
 
+/* Where stdin, stdout or stderr is closed, the next file that is opened would take its place, and lines meant for the
+   terminal would end up in it. */
+static void fill_standard_files(void) {
+    int file;
+    do {
+        file = open("/dev/null", O_RDWR);
+    } while (file >= 0 && file <= STDERR_FILENO);
+    if (file >= 0) {
+        close(file);
+    }
+}
+
 int main(int argc, char **argv) {
     static struct run run; /* zeroed; too large for comfort on the stack */
+    fill_standard_files();
     make_openmp_wait_calmly(argv);
     int code = 0;
     log_enable(true);

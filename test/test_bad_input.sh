@@ -117,6 +117,27 @@ if [ "$before" = "$(find "$work/run" -type f -exec cksum {} + | sort)" ]; then
 else
     bad "the other run is untouched" "files changed"
 fi
+mv "$work/run/log.jsonl" "$work/log"
+fails "run folder that holds checkpoints but no log" "$work/run.*--resume" $small --run-dir "$work/run"
+mv "$work/log" "$work/run/log.jsonl"
+# stdin, stdout and stderr closed: what is printed ends up in no file of the run
+$train $small --quiet=false --run-dir "$work/closed" --checkpoint-every 1 <&- >&- 2>&-
+if [ $? -eq 0 ] && [ -s "$work/closed/log.jsonl" ] && ! grep -qv '^{' "$work/closed/log.jsonl"; then
+    ok "closed standard files"
+else
+    bad "closed standard files" "$(grep -v '^{' "$work/closed/log.jsonl")"
+fi
+# passes over the data that are given to a resume count, whatever its checkpoint has as steps
+epochs="$shape --train-data $work/good.bin --quiet --run-dir $work/epochs"
+$train $epochs --epochs 0.05 >"$work/out" 2>&1
+first=$(grep -c '"type":"step"' "$work/epochs/log.jsonl")
+$train $epochs --epochs 0.1 --resume >>"$work/out" 2>&1
+second=$(grep -c '"type":"step"' "$work/epochs/log.jsonl")
+if [ "$first" -eq 8 ] && [ "$second" -eq 16 ]; then
+    ok "more epochs at a resume"
+else
+    bad "more epochs at a resume" "$first and then $second steps: $(cat "$work/out")"
+fi
 # a full disk, as a limit on the size of files: the run ends, the older checkpoint stays good
 (
     trap '' XFSZ
