@@ -143,7 +143,8 @@ static enum status read_recent(
         return fail("%s: \"%s\" is not an array of at most %d numbers", path, key, SPIKE_WINDOW);
     }
     for (size_t i = 0; i < array->count; i++) {
-        if (!read_double(&array->items[i], &values[i])) {
+        /* only applied steps are in it, and a NaN would make every coming step a spike */
+        if (!read_double(&array->items[i], &values[i]) || !isfinite(values[i])) {
             return fail("%s: \"%s\" is not an array of numbers", path, key);
         }
     }

@@ -270,6 +270,7 @@ static void test_a_state_that_is_not_one_is_refused(void) {
         {"\"best_val_loss\": null", "\"best_val_loss\": \"low\"", "\"best_val_loss\""},
         {"\"recent_loss\": []", "\"recent_loss\": {}", "\"recent_loss\" is not an array"},
         {"\"recent_loss\": []", "\"recent_loss\": [true]", "\"recent_loss\" is not an array of numbers"},
+        {"\"recent_loss\": []", "\"recent_loss\": [null]", "\"recent_loss\" is not an array of numbers"},
         {"\"recent_norm\": []", "\"recent_norm\": [1.5]", "not of one length"},
         {"\"version\": 1", "\"version\": ", "not JSON"},
     };
