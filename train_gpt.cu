@@ -211,7 +211,7 @@ static enum status evaluate(struct worker *w) {
     CHECK(w->comm->host_all_reduce(w->comm, totals, 2, COMM_SUM));
     double loss = totals[0] / totals[1];
     w->state.last_val_loss = loss;
-    if (!(w->state.best_val_loss <= loss)) {
+    if (isnan(w->state.best_val_loss) || loss < w->state.best_val_loss) {
         w->state.best_val_loss = loss;
     }
     return w->log == NULL
@@ -953,6 +953,7 @@ static enum status prepare(struct run *run, int argc, const char *const *argv, b
     }
     CHECK(choose_device(run));
     CHECK(check_data(run));
+    CHECK(options_check(o)); /* again: now the steps are known */
     make_schedule(run);
     return o->dry_run || again ? STATUS_OK : make_run_dir(run);
 }

@@ -138,6 +138,7 @@ if [ "$first" -eq 8 ] && [ "$second" -eq 16 ]; then
 else
     bad "more epochs at a resume" "$first and then $second steps: $(cat "$work/out")"
 fi
+fails "warm-up longer than the epochs" "--warmup-steps 100.*--steps 16" $epochs --epochs 0.1 --resume --warmup-steps 100
 # a full disk, as a limit on the size of files: the run ends, the older checkpoint stays good
 (
     trap '' XFSZ
