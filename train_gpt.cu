@@ -964,10 +964,14 @@ static bool worth_a_restart(int code) {
 }
 
 /* OpenMP threads that spin while they wait for each other starve on a machine that has other work, and a step takes ten
-   times as long. They read how to wait before main begins: so the program sets it and starts over. */
+   times as long. They read how to wait before main begins: so the program sets it and starts over, by its own path so
+   that ps and killall know its name. */
 static void make_openmp_wait_calmly(char **argv) {
-    if (getenv("OMP_WAIT_POLICY") == NULL && setenv("OMP_WAIT_POLICY", "passive", 1) == 0) {
-        execv("/proc/self/exe", argv); /* where this is not possible, all goes on as it is */
+    char program[PATH_BYTES];
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (length > 0 && getenv("OMP_WAIT_POLICY") == NULL && setenv("OMP_WAIT_POLICY", "passive", 1) == 0) {
+        program[length] = '\0';
+        execv(program, argv); /* where this is not possible, all goes on as it is */
     }
 }
 
