@@ -22,7 +22,7 @@ static struct plan_options gpt3_1_3b(enum recompute recompute) {
 static void test_plan_is_what_the_cpu_backend_allocates(void) {
     for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
         struct backend *backend;
-        struct comm *comm;
+        struct comm *comm = NULL;
         struct model *model;
         struct optimizer *optimizer;
         struct plan_options o = {.model = {.config = {3, 96, 6, 2, 64, 500},

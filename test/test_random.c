@@ -93,9 +93,9 @@ enum { FILLED = 3001 };
 static void test_a_filled_buffer_is_the_stream_scaled_and_rounded(void) {
     struct backend *b;
     EXPECT(backend_cpu_create(&b, 2) == STATUS_OK);
-    float *single;
-    double *twice;
-    uint16_t *half;
+    float *single = NULL;
+    double *twice = NULL;
+    uint16_t *half = NULL;
     EXPECT(ALLOCATE(single, FILLED) == STATUS_OK && ALLOCATE(twice, FILLED) == STATUS_OK &&
            ALLOCATE(half, FILLED) == STATUS_OK);
     struct tensor f32 = {single, DTYPE_F32}, f64 = {twice, DTYPE_F64}, bf16 = {half, DTYPE_BF16};
