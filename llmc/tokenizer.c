@@ -1,62 +1,171 @@
-/* The "bytes" tokenizer: every byte is a token, and one more ends a text. */
+/* Tokenizers by name. "bytes" is a BPE without merges, for which looking for words would be idle. */
 #include "tokenizer.h"
 
+#include "pretokenizer.h"
+#include "tokenizer_files.h"
+
+#include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
-enum { BYTE_VALUES = 256 };
+#define MOST_FILE_BYTES (INT64_C(16) << 20) /* a tree of JSON takes up to 70 times a file's bytes */
 
-struct tokenizer {
-    char bytes[BYTE_VALUES]; /* what the tokens stand for */
-};
+/* ---- opening ---- */
 
-enum status tokenizer_open(struct tokenizer **out, const char *name) {
-    if (strcmp(name, "bytes") != 0) {
-        return fail("--tokenizer: '%s' is not known; use bytes", name);
-    }
-    struct tokenizer *tokenizer;
-    CHECK(ALLOCATE(tokenizer, 1));
+static enum status open_bytes(struct tokenizer **out) {
+    char values[BYTE_VALUES];
+    struct bpe_text tokens[BYTE_VALUES + 1] = {{0}};
     for (int i = 0; i < BYTE_VALUES; i++) {
-        tokenizer->bytes[i] = (char)i;
+        values[i] = (char)i;
+        tokens[i] = (struct bpe_text){&values[i], 1};
     }
-    *out = tokenizer;
+    return bpe_create(out, tokens, BYTE_VALUES + 1, BYTE_VALUES, 0, "bytes");
+}
+
+static enum status read_file(const char *path, char **text, size_t *bytes) {
+    struct stat info;
+    *text = NULL;
+    if (stat(path, &info) != 0) {
+        return fail("%s: cannot open: %s", path, strerror(errno));
+    }
+    if (!S_ISREG(info.st_mode) || info.st_size > MOST_FILE_BYTES) {
+        return fail("%s: no file of at most %d MiB, as a vocabulary is", path, (int)(MOST_FILE_BYTES >> 20));
+    }
+    uint8_t *data;
+    CHECK(file_read_all(path, &data, bytes));
+    *text = (char *)data;
     return STATUS_OK;
 }
 
-void tokenizer_close(struct tokenizer *tokenizer) {
-    free(tokenizer);
+static enum status path_in(char out[PATH_MAX], const char *folder, const char *name, bool *exists) {
+    CHECK(path_join(out, PATH_MAX, folder, name));
+    *exists = path_exists(out);
+    return STATUS_OK;
 }
 
+/* The merges that lie beside a vocab.json. */
+static enum status find_merges(char out[PATH_MAX], const char *vocab_path) {
+    char folder[PATH_MAX];
+    const char *slash = strrchr(vocab_path, '/');
+    int folder_length = slash == NULL ? 0 : slash == vocab_path ? 1 : (int)(slash - vocab_path);
+    bool exists;
+    snprintf(folder, sizeof folder, "%.*s", folder_length, vocab_path);
+    CHECK(path_in(out, slash == NULL ? "." : folder, "merges.txt", &exists));
+    if (!exists) {
+        CHECK(path_in(out, slash == NULL ? "." : folder, "vocab.bpe", &exists));
+    }
+    return exists ? STATUS_OK : fail("%s: there is no merges.txt beside it", vocab_path);
+}
+
+static enum status open_vocab(struct tokenizer **out, struct json *vocab, const char *path) {
+    char merges_path[PATH_MAX], *merges;
+    size_t merges_bytes;
+    CHECK(find_merges(merges_path, path));
+    CHECK(read_file(merges_path, &merges, &merges_bytes));
+    enum status status = tokenizer_from_vocab(out, vocab, path, merges, merges_bytes, merges_path);
+    free(merges);
+    return status;
+}
+
+static enum status open_json(struct tokenizer **out, const char *text, size_t bytes, const char *path) {
+    struct json *root;
+    CHECK(json_parse(&root, text, bytes, path));
+    const struct json *model =
+        json_get(root, "model"); /* in a vocab.json it may be a token, which has a number */
+    bool is_whole = model != NULL && model->type == JSON_OBJECT;
+    enum status status = is_whole ? tokenizer_from_json(out, root, path) : open_vocab(out, root, path);
+    json_free(root);
+    return status;
+}
+
+static enum status open_file(struct tokenizer **out, const char *path) {
+    char *text;
+    size_t bytes;
+    CHECK(read_file(path, &text, &bytes));
+    enum status status = bytes > 0 && text[strspn(text, " \t\r\n")] == '{'
+                             ? open_json(out, text, bytes, path)
+                             : tokenizer_from_ranks(out, text, bytes, path);
+    free(text);
+    return status;
+}
+
+static enum status open_folder(struct tokenizer **out, const char *folder) {
+    const char *const names[] = {"vocab.json", "tokenizer.json", "encoder.json"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[PATH_MAX];
+        bool exists;
+        CHECK(path_in(path, folder, names[i], &exists));
+        if (exists) {
+            return open_file(out, path);
+        }
+    }
+    return fail("%s: this folder has no vocab.json with merges.txt, and no tokenizer.json", folder);
+}
+
+enum status tokenizer_open(struct tokenizer **out, const char *name) {
+    *out = NULL;
+    if (strcmp(name, "bytes") == 0) {
+        enum status status = open_bytes(out);
+        if (status != STATUS_OK) {
+            tokenizer_close(*out);
+            *out = NULL;
+        }
+        return status;
+    }
+    if (!path_exists(name)) {
+        return fail("--tokenizer: '%s' is not known; use bytes, or the path of vocab.json and merges.txt, of "
+                    "tokenizer.json or of a tiktoken rank file",
+            name);
+    }
+    return path_is_directory(name) ? open_folder(out, name) : open_file(out, name);
+}
+
+void tokenizer_close(struct tokenizer *tokenizer) {
+    bpe_free(tokenizer);
+}
+
+/* ---- use ---- */
+
 int tokenizer_vocab_size(const struct tokenizer *tokenizer) {
-    (void)tokenizer;
-    return BYTE_VALUES + 1;
+    return tokenizer->vocab_size;
 }
 
 int32_t tokenizer_end_of_text(const struct tokenizer *tokenizer) {
-    (void)tokenizer;
-    return BYTE_VALUES;
+    return tokenizer->end_of_text;
 }
 
 enum status tokenizer_encode(
     const struct tokenizer *tokenizer, const char *text, size_t bytes, int32_t **tokens, size_t *count) {
-    (void)tokenizer;
+    const uint8_t *data = (const uint8_t *)text;
     int32_t *encoded;
-    CHECK(ALLOCATE(encoded, bytes));
-    for (size_t i = 0; i < bytes; i++) {
-        encoded[i] = (unsigned char)text[i];
+    CHECK(ALLOCATE(encoded, bytes)); /* at most one for each byte */
+    enum status status = STATUS_OK;
+    if (tokenizer->merge_count > 0) {
+        status = bpe_encode(tokenizer, data, bytes, encoded, count);
+    } else {
+        for (size_t i = 0; i < bytes; i++) {
+            encoded[i] = tokenizer->byte_tokens[data[i]];
+        }
+        *count = bytes;
+    }
+    if (status != STATUS_OK) {
+        free(encoded);
+        return status;
     }
     *tokens = encoded;
-    *count = bytes;
     return STATUS_OK;
+}
+
+size_t tokenizer_cut(const struct tokenizer *tokenizer, const char *text, size_t bytes) {
+    return tokenizer->merge_count > 0 ? pretokenizer_cut((const uint8_t *)text, bytes) : bytes;
 }
 
 const char *tokenizer_token_bytes(const struct tokenizer *tokenizer, int32_t token, size_t *bytes) {
     *bytes = 0;
-    if (token < 0 || token > BYTE_VALUES) {
+    if (token < 0 || token >= tokenizer->vocab_size) {
         return NULL;
     }
-    if (token == BYTE_VALUES) {
-        return "";
-    }
-    *bytes = 1;
-    return &tokenizer->bytes[token];
+    *bytes = tokenizer->offsets[token + 1] - tokenizer->offsets[token];
+    return tokenizer->bytes + tokenizer->offsets[token];
 }

@@ -1,4 +1,4 @@
-/* The tokenizers. */
+/* The tokenizer "bytes", and what all have in common; byte-pair encoding is test_bpe.c's. */
 #include "llmc/tokenizer.h"
 #include "test.h"
 
@@ -7,7 +7,9 @@
 static void test_an_unknown_tokenizer_is_refused_with_the_known_ones(void) {
     struct tokenizer *tokenizer = NULL;
     EXPECT(tokenizer_open(&tokenizer, "words") == STATUS_ERROR);
-    EXPECT_STRING(error_message(), "--tokenizer: 'words' is not known; use bytes");
+    EXPECT_STRING(error_message(),
+        "--tokenizer: 'words' is not known; use bytes, or the path of vocab.json and merges.txt, of "
+        "tokenizer.json or of a tiktoken rank file");
     EXPECT(tokenizer == NULL);
 }
 
@@ -48,6 +50,14 @@ static void test_bytes_decodes_every_token_to_its_byte_and_end_of_text_to_nothin
     tokenizer_close(tokenizer);
 }
 
+static void test_bytes_can_be_cut_anywhere(void) {
+    struct tokenizer *tokenizer;
+    EXPECT(tokenizer_open(&tokenizer, "bytes") == STATUS_OK);
+    EXPECT(tokenizer_cut(tokenizer, "it's", 4) == 4);
+    EXPECT(tokenizer_cut(tokenizer, "", 0) == 0);
+    tokenizer_close(tokenizer);
+}
+
 static void test_bytes_has_no_text_for_ids_out_of_range(void) {
     struct tokenizer *tokenizer;
     EXPECT(tokenizer_open(&tokenizer, "bytes") == STATUS_OK);
@@ -64,6 +74,7 @@ int main(void) {
     RUN(test_bytes_has_257_tokens_and_the_last_is_end_of_text);
     RUN(test_bytes_encodes_every_byte_as_its_value);
     RUN(test_bytes_decodes_every_token_to_its_byte_and_end_of_text_to_nothing);
+    RUN(test_bytes_can_be_cut_anywhere);
     RUN(test_bytes_has_no_text_for_ids_out_of_range);
     return test_summary();
 }
