@@ -69,7 +69,7 @@ struct options {
     char *grad_dtype;         /* fp32 bf16 (CUDA) */
     bool autotune;            /* of matrix products */
     bool stochastic_rounding; /* of bf16 parameters */
-    char *attention;          /* auto fa2 standard */
+    char *attention;          /* auto, or a kernel of attention/ */
     int64_t logits_mib;       /* most memory that a chunk of logits takes */
     int64_t profile;          /* steps to measure; 0: none */
     double peak_tflops;       /* 0: from the table */
