@@ -27,7 +27,7 @@
 #include "llmc/schedule.h"
 #include "llmc/tokenizer.h"
 
-enum { PATH_BYTES = 4096 };
+enum { PATH_BYTES = 4096, LONGEST_RUN_DIR = 3500 };
 
 /* What is known before the ranks start; they inherit it through the fork. */
 struct run {
@@ -388,9 +388,18 @@ static enum status train(struct worker *w) {
             char text[PATH_BYTES + 128];
             snprintf(text, sizeof text,
                 "%s: saved step %lld and stopped; continue with --resume --run-dir %s",
-                stop == SIGINT ? "SIGINT" : "SIGTERM", (long long)saved_step, w->run->run_dir);
+                stop == SIGINT   ? "SIGINT"
+                : stop == SIGHUP ? "SIGHUP"
+                                 : "SIGTERM",
+                (long long)saved_step, w->run->run_dir);
             return note(w, text);
         }
+    }
+    if (w->profile != NULL && profile_steps(w->profile) < o->profile) { /* the run was shorter */
+        return profile_steps(w->profile) > 0
+                   ? report_profile(w)
+                   : note(w,
+                         "--profile: no step was measured; it leaves out the first two, give more --steps");
     }
     return STATUS_OK;
 }
@@ -650,6 +659,11 @@ static void print_end(const struct worker *w) {
         log_line("dry run  all is ready; nothing was trained or written");
         return;
     }
+    if (w->state.step == w->start_step) {
+        log_line("done     nothing to do: the run is at step %lld of %lld; a larger --steps goes on",
+            (long long)w->state.step, (long long)w->options->steps);
+        return;
+    }
     format_duration(duration, sizeof duration, time_seconds() - w->start_seconds);
     log_line("done     step %lld of %lld in %s%s%s", (long long)w->state.step, (long long)w->options->steps,
         duration, w->last_checkpoint[0] != '\0' ? ", " : "", w->last_checkpoint);
@@ -728,24 +742,16 @@ static enum status take_shape_from(struct run *run, const char *path) {
     struct options *o = &run->options;
     struct model_config c;
     CHECK(checkpoint_read_config(path, &c));
+    run->config = c;
     CHECK(check_agrees(o, "layers", o->layers, c.layers, path));
     CHECK(check_agrees(o, "channels", o->channels, c.channels, path));
     CHECK(check_agrees(o, "heads", o->heads, c.heads, path));
     CHECK(check_agrees(o, "kv-heads", o->kv_heads, c.kv_heads, path));
     CHECK(check_agrees(o, "vocab-size", o->vocab_size, c.vocab_size, path));
-    if (o->seq_len > c.seq_len) {
-        if (options_given(o, "seq-len")) {
-            return fail("--seq-len %lld is over the %d positions of the model in %s", (long long)o->seq_len,
-                c.seq_len, path);
-        }
-        o->seq_len = c.seq_len;
+    if (options_given(o, "seq-len") && o->seq_len > c.seq_len) {
+        return fail("--seq-len %lld is over the %d positions of the model in %s", (long long)o->seq_len,
+            c.seq_len, path);
     }
-    o->layers = c.layers;
-    o->channels = c.channels;
-    o->heads = c.heads;
-    o->kv_heads = c.kv_heads;
-    o->vocab_size = c.vocab_size;
-    run->config = c;
     return STATUS_OK;
 }
 
@@ -754,6 +760,29 @@ static enum status parse_options(
     options_free(o);
     CHECK(options_init(o));
     return options_parse(o, argc, argv, stored);
+}
+
+/* What makes a run another one cannot be changed on the way: the model, and the order of its data. */
+static enum status check_same_run(const struct options *o, const struct json *stored, const char *run_dir) {
+    const char *model;
+    int64_t seed;
+    const struct json *shuffle = json_get(stored, "shuffle");
+    CHECK(json_get_string(stored, "model", &model, run_dir));
+    CHECK(json_get_integer(stored, "seed", 0, INT64_MAX, &seed, run_dir));
+    if (options_given(o, "model") && strcmp(o->model, model) != 0) {
+        return fail("--model %s: the run in %s is a %s; leave the option out, or start a new run", o->model,
+            run_dir, model);
+    }
+    if (options_given(o, "seed") && o->seed != seed) {
+        return fail("--seed %lld: the run in %s has %lld; leave the option out, or start a new run",
+            (long long)o->seed, run_dir, (long long)seed);
+    }
+    if (options_given(o, "shuffle") && shuffle != NULL && o->shuffle != shuffle->boolean) {
+        return fail(
+            "--shuffle=%s: the run in %s has the other order; leave the option out, or start a new run",
+            o->shuffle ? "true" : "false", run_dir);
+    }
+    return STATUS_OK;
 }
 
 /* With --resume: the newest valid checkpoint, its state and its options (under those given now). */
@@ -769,13 +798,8 @@ static enum status find_checkpoint(struct run *run, const char *run_dir, int arg
     }
     struct json *json;
     CHECK(checkpoint_read_state(run->checkpoint, &run->state, &json));
-    const char *stored_model = NULL;
     const struct json *stored = json_get(json, "options");
-    enum status status = json_get_string(stored, "model", &stored_model, run->checkpoint);
-    if (status == STATUS_OK && options_given(o, "model") && strcmp(o->model, stored_model) != 0) {
-        status = fail("--model %s: the run in %s is a %s; leave the option out, or start a new run", o->model,
-            o->run_dir, stored_model);
-    }
+    enum status status = check_same_run(o, stored, run_dir);
     if (status == STATUS_OK) {
         status = parse_options(o, argc, argv, stored);
     }
@@ -871,9 +895,20 @@ static enum status make_run_dir(struct run *run) {
         struct tm local;
         strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", localtime_r(&now, &local));
         snprintf(run->run_dir, sizeof run->run_dir, "runs/%s-%s", o->model, stamp);
+        for (int n = 2; path_exists(run->run_dir); n++) { /* of another run that began in this second */
+            snprintf(run->run_dir, sizeof run->run_dir, "runs/%s-%s-%d", o->model, stamp, n);
+        }
     } else {
-        CHECK(path_join(run->run_dir, sizeof run->run_dir, o->run_dir, "."));
-        run->run_dir[strlen(run->run_dir) - 2] = '\0';
+        size_t length = strlen(o->run_dir);
+        while (length > 1 && o->run_dir[length - 1] == '/') {
+            length--;
+        }
+        if (length > LONGEST_RUN_DIR) {
+            return fail(
+                "--run-dir: a path of %zu bytes is too long, at most %d leave room for what goes into it",
+                length, (int)LONGEST_RUN_DIR);
+        }
+        snprintf(run->run_dir, sizeof run->run_dir, "%.*s", (int)length, o->run_dir);
     }
     CHECK(path_join(log, sizeof log, run->run_dir, "log.jsonl"));
     CHECK(path_join(checkpoints, sizeof checkpoints, run->run_dir, "checkpoints"));
@@ -943,6 +978,9 @@ static enum status prepare(struct run *run, int argc, const char *const *argv, b
     }
     if (run->checkpoint[0] == '\0' && o->init_from[0] != '\0') {
         CHECK(take_shape_from(run, o->init_from));
+        const struct model_config *c = &run->config;
+        CHECK(
+            options_take_shape(o, c->layers, c->channels, c->heads, c->kv_heads, c->seq_len, c->vocab_size));
     }
     CHECK(options_check(o));
     if (o->global_batch == 0) {

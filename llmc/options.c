@@ -93,7 +93,7 @@ static void describe_allowed(const struct option *row, char *out, size_t size) {
     } else if (row->type == CHOICE) {
         snprintf(out, size, "%s", row->choices);
     } else if (row->most == NO_LIMIT) {
-        snprintf(out, size, "%g or more", row->least);
+        snprintf(out, size, "%g or more, up to 2^53", row->least);
     } else {
         snprintf(out, size, "%.10g to %.10g", row->least, row->most);
     }
@@ -496,12 +496,47 @@ static enum status fill_from_preset(struct options *options) {
     fill(
         &options->micro_batch, max_i64(1, (int64_t)preset->micro_batch * preset->seq_len / options->seq_len));
     if (options->learning_rate == 0) {
+        if (options_given(options, "learning-rate")) {
+            return fail("--learning-rate 0: nothing would be learnt; give a number above 0");
+        }
         options->learning_rate = preset->learning_rate;
     }
     if (strcmp(options->tokenizer, "auto") == 0) {
         CHECK(set_text(&options->tokenizer, options->vocab_size == 257 ? "bytes" : "none"));
     }
     return STATUS_OK;
+}
+
+enum status options_take_shape(struct options *options, int layers, int channels, int heads, int kv_heads,
+    int positions, int vocab_size) {
+    int count;
+    const struct preset *presets = preset_table(&count);
+    for (int i = 0; i < count && !options_given(options, "model"); i++) {
+        const struct preset *p = &presets[i];
+        if (p->layers == layers && p->channels == channels && p->heads == heads) {
+            CHECK(set_text(&options->model, p->name));
+            break;
+        }
+    }
+    options->layers = layers;
+    options->channels = channels;
+    options->heads = heads;
+    options->kv_heads = kv_heads;
+    options->vocab_size = vocab_size;
+    if (!options_given(options, "seq-len")) {
+        options->seq_len = positions;
+    }
+    /* what the preset of the command line filled in, and the user did not ask for, is chosen anew */
+    if (!options_given(options, "micro-batch")) {
+        options->micro_batch = 0;
+    }
+    if (!options_given(options, "learning-rate")) {
+        options->learning_rate = 0;
+    }
+    if (!options_given(options, "tokenizer")) {
+        CHECK(set_text(&options->tokenizer, "auto"));
+    }
+    return fill_from_preset(options);
 }
 
 enum status options_parse(

@@ -90,6 +90,10 @@ enum status options_parse(
     struct options *options, int argc, const char *const *argv, const struct json *stored);
 /* `key = value` lines, # comments; `name` for messages ("name:line: ..."). Part of options_parse; exposed for tests. */
 enum status options_parse_config(struct options *options, const char *text, size_t bytes, const char *name);
+/* For weights that the user starts from: their shape, the preset that has it (if one does and --model was not given), and
+   that preset's values for what the user left open. */
+enum status options_take_shape(struct options *options, int layers, int channels, int heads, int kv_heads,
+    int positions, int vocab_size);
 /* Of parsed options: every value in its range and the relations that need no file: heads divide channels, kv_heads
    divide heads, the global batch is a multiple of ranks * micro_batch * seq_len, ... One line names option and remedy.
    options->ranks must be the run's, also where the environment decides it. */

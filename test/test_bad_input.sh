@@ -58,6 +58,7 @@ fails "unknown option suggests the nearest" "--layer.*--layers" $small --layer 3
 fails "value that is no number" "--steps.*ten" $small --steps ten
 fails "value that is no number after =" "--learning-rate.*1e-3x" $small --learning-rate=1e-3x
 fails "value out of range" "--beta1.*1\.5" $small --beta1 1.5
+fails "learning rate that learns nothing" "--learning-rate 0" $small --learning-rate 0
 fails "negative count" "--layers.*-2" $small --layers -2
 fails "number too large for 64 bits" "--steps.*99999999999999999999" $small --steps 99999999999999999999
 fails "option without its value" "--steps" $small --steps
@@ -106,6 +107,7 @@ fails "validation data that is not there" "--val-data" $small --val-data "$work/
 # ---- the run folder ----
 : >"$work/file"
 fails "run folder below a file" "$work/file" $small --run-dir "$work/file/run"
+fails "run folder with too long a name" "--run-dir.*3500" $small --run-dir "$work/$(head -c 4000 /dev/zero | tr '\0' x)"
 fails "run folder where nothing can be written" "/proc/flashgpt" $small --run-dir /proc/flashgpt
 if ! $train $small --run-dir "$work/run" --steps 4 --checkpoint-every 2 >"$work/out" 2>&1; then
     bad "a good run" "$(cat "$work/out")"
@@ -187,6 +189,9 @@ for step in 2 4; do
 done
 fails "no checkpoint is valid" "$work/again" $small --run-dir "$work/again" --resume
 again
+fails "resume with another seed" "--seed 5.*1337" $small --seed 5 --run-dir "$work/again" --resume
+fails "resume with another order of the data" "--shuffle=false" $small --shuffle=false --run-dir "$work/again" --resume
+fails "resume as another model" "--model gpt2-124m.*tiny" $small --model gpt2-124m --run-dir "$work/again" --resume
 fails "checkpoint of another shape" "--layers 2.*1" $small --layers 2 --run-dir "$work/again" --resume
 fails "seq-len over the model's" "--seq-len 32.*16" $small --seq-len 32 --run-dir "$work/again" --resume
 fails "weights of another shape to start from" "--channels 64.*32" $small --channels 64 --init-from "$older" \

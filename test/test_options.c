@@ -189,8 +189,8 @@ static void test_what_is_no_whole_number_is_refused(void) {
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         char argument[64], message[200];
         snprintf(argument, sizeof argument, "--steps=%s", texts[i]);
-        snprintf(
-            message, sizeof message, "--steps: \"%s\" is not a whole number; allowed: 0 or more", texts[i]);
+        snprintf(message, sizeof message,
+            "--steps: \"%s\" is not a whole number; allowed: 0 or more, up to 2^53", texts[i]);
         EXPECT_REFUSED(message, argument);
     }
 }
@@ -220,19 +220,20 @@ static void test_values_out_of_range_are_refused_with_the_range(void) {
     EXPECT_REFUSED("--ranks: 0 is out of range; allowed: 1 to 4096", "--ranks", "0");
     EXPECT_REFUSED("--vocab-size: 70000 is out of range; allowed: 0 to 65536", "--vocab-size", "70000");
     EXPECT_REFUSED("--zero: 2 is out of range; allowed: -1 to 1", "--zero", "2");
-    EXPECT_REFUSED("--steps: -1 is out of range; allowed: 0 or more", "--steps", "-1");
+    EXPECT_REFUSED("--steps: -1 is out of range; allowed: 0 or more, up to 2^53", "--steps", "-1");
     EXPECT_REFUSED("--beta1: 1.5 is out of range; allowed: 0 to 0.999999", "--beta1", "1.5");
     EXPECT_REFUSED("--epsilon: 0 is out of range; allowed: 1e-20 to 1", "--epsilon", "0");
     EXPECT_REFUSED("--learning-rate: -1e-4 is out of range; allowed: 0 to 100", "--learning-rate", "-1e-4");
     EXPECT_REFUSED("--clip: 1e999 is out of range; allowed: 0 to 1000000000", "--clip", "1e999");
     /* more than 64 bits, also through the suffix */
-    EXPECT_REFUSED("--steps: 99999999999999999999 is out of range; allowed: 0 or more", "--steps",
+    EXPECT_REFUSED("--steps: 99999999999999999999 is out of range; allowed: 0 or more, up to 2^53", "--steps",
         "99999999999999999999");
-    EXPECT_REFUSED("--steps: -99999999999999999999 is out of range; allowed: 0 or more", "--steps",
-        "-99999999999999999999");
-    EXPECT_REFUSED("--steps: 99999999999Gi is out of range; allowed: 0 or more", "--steps", "99999999999Gi");
+    EXPECT_REFUSED("--steps: -99999999999999999999 is out of range; allowed: 0 or more, up to 2^53",
+        "--steps", "-99999999999999999999");
     EXPECT_REFUSED(
-        "--steps: 9007199254740993k is out of range; allowed: 0 or more", "--steps", "9007199254740993k");
+        "--steps: 99999999999Gi is out of range; allowed: 0 or more, up to 2^53", "--steps", "99999999999Gi");
+    EXPECT_REFUSED("--steps: 9007199254740993k is out of range; allowed: 0 or more, up to 2^53", "--steps",
+        "9007199254740993k");
 }
 
 static void test_choices_are_those_that_the_rooms_below_know(void) {
@@ -348,8 +349,9 @@ static void test_mistakes_in_a_config_file_name_file_and_line(void) {
     EXPECT_CONFIG_REFUSED("my.conf:1: no \"=\" after \"quiet\"; write name = value", "quiet");
     EXPECT_CONFIG_REFUSED("my.conf:1: no \"=\" after \"steps\"; write name = value", "steps # = 3");
     EXPECT_CONFIG_REFUSED(
-        "my.conf:2: steps: \"ten\" is not a whole number; allowed: 0 or more", "\nsteps = ten\n");
-    EXPECT_CONFIG_REFUSED("my.conf:1: steps: \"\" is not a whole number; allowed: 0 or more", "steps =\n");
+        "my.conf:2: steps: \"ten\" is not a whole number; allowed: 0 or more, up to 2^53", "\nsteps = ten\n");
+    EXPECT_CONFIG_REFUSED(
+        "my.conf:1: steps: \"\" is not a whole number; allowed: 0 or more, up to 2^53", "steps =\n");
     EXPECT_CONFIG_REFUSED("my.conf:1: beta2: 1 is out of range; allowed: 0 to 0.999999", "beta2 = 1\n");
     EXPECT_CONFIG_REFUSED("my.conf:1: device: tpu is no choice; allowed: auto cpu cuda", "device = tpu");
     EXPECT_CONFIG_REFUSED(
