@@ -73,6 +73,8 @@ static const struct {
 } counters[] = {COUNTER(step), COUNTER(data_position), COUNTER(data_windows), COUNTER(optimizer_step),
     COUNTER(tokens_seen), COUNTER(skipped_total), COUNTER(skipped_in_row)};
 enum { COUNTERS = sizeof counters / sizeof counters[0] };
+/* No run gets so far, and what it adds to a counter cannot overflow. */
+static const int64_t LARGEST_COUNTER = INT64_C(1) << 62;
 
 static int64_t *counter_of(struct run_state *state, int i) {
     return (int64_t *)((char *)state + counters[i].offset);
@@ -156,7 +158,7 @@ static enum status read_state_members(struct run_state *state, const struct json
     int64_t version;
     CHECK(json_get_integer(json, "version", STATE_VERSION, STATE_VERSION, &version, path));
     for (int i = 0; i < COUNTERS; i++) {
-        CHECK(json_get_integer(json, counters[i].name, 0, INT64_MAX, counter_of(state, i), path));
+        CHECK(json_get_integer(json, counters[i].name, 0, LARGEST_COUNTER, counter_of(state, i), path));
     }
     if (!read_double(json_get(json, "best_val_loss"), &state->best_val_loss) ||
         !read_double(json_get(json, "last_val_loss"), &state->last_val_loss)) {

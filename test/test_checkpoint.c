@@ -226,7 +226,7 @@ static void test_the_state_reads_back_bit_by_bit(void) {
     const struct setup one = {&grouped, 1, 0, false};
     memset(&state, 0, sizeof state);
     state.step = 7;
-    state.data_position = INT64_MAX;
+    state.data_position = INT64_C(1) << 62; /* the largest */
     state.optimizer_step = 6;
     state.tokens_seen = (INT64_C(1) << 53) + 1;
     state.skipped_total = 3;
@@ -267,6 +267,9 @@ static void test_a_state_that_is_not_one_is_refused(void) {
         {"\"step\": 4", "\"step\": -4", "\"step\" is -4"},
         {"\"step\": 4", "\"steps\": 4", "\"step\" is missing"},
         {"\"data_position\": 0", "\"data_position\": 0.5", "\"data_position\" is 0.5"},
+        {"\"tokens_seen\": 0", "\"tokens_seen\": 4611686018427387905",
+            "\"tokens_seen\" is 4.6116860184273879e+18, not a whole number from 0 to 4611686018427387904"},
+        {"\"optimizer_step\": 0", "\"optimizer_step\": 9223372036854775807", "\"optimizer_step\" is 9.2"},
         {"\"best_val_loss\": null", "\"best_val_loss\": \"low\"", "\"best_val_loss\""},
         {"\"recent_loss\": []", "\"recent_loss\": {}", "\"recent_loss\" is not an array"},
         {"\"recent_loss\": []", "\"recent_loss\": [true]", "\"recent_loss\" is not an array of numbers"},
