@@ -18,6 +18,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { PATH_BYTES = 4096, STATE_VERSION = 1, MESSAGE_BYTES = 1024 };
 static const char WEIGHTS[] = "model.safetensors", CONFIG[] = "config.json", STATE[] = "state.json",
@@ -419,8 +420,11 @@ static enum status visit_folder(
     }
     enum status status = STATUS_OK;
     struct dirent *entry;
-    while (status == STATUS_OK && (entry = readdir(folder)) != NULL) {
+    while (errno = 0, status == STATUS_OK && (entry = readdir(folder)) != NULL) {
         status = visit(context, entry->d_name);
+    }
+    if (status == STATUS_OK && errno != 0) { /* at the end of the folder readdir leaves it alone */
+        status = fail("%s: cannot read: %s", path, strerror(errno));
     }
     closedir(folder);
     return status;
@@ -473,8 +477,15 @@ enum status checkpoint_prune(const char *run_dir, int64_t step, int64_t keep, in
 
 /* ---- finding a valid one ---- */
 
+/* What fails below is either damage (`damaged` is set), which is passed over and replaced when its step comes again; or a
+   file is there but cannot be read (permissions, a failing disk, too many open files), and may be as good as ever. */
+
+static bool is_absent(const char *path) {
+    return access(path, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR);
+}
+
 /* One line of checksums.xxh64, without its end. */
-static enum status check_line(const char *folder, const char *checksums, const char *line) {
+static enum status check_line(const char *folder, const char *checksums, const char *line, bool *damaged) {
     char path[PATH_BYTES];
     bool well_formed = strspn(line, "0123456789abcdef") == 16 && strncmp(line + 16, "  ", 2) == 0 &&
                        line[18] != '\0' && strchr(line, '/') == NULL;
@@ -482,8 +493,11 @@ static enum status check_line(const char *folder, const char *checksums, const c
         return fail("%s: a line that is no checksum", checksums);
     }
     uint64_t expected = strtoull(line, NULL, 16), found = 0;
+    *damaged = false;
     CHECK(path_join(path, sizeof path, folder, line + 18));
-    CHECK(xxh64_file(path, &found));
+    enum status status = xxh64_file(path, &found);
+    *damaged = status == STATUS_OK || is_absent(path);
+    CHECK(status);
     if (found != expected) {
         return fail("%s: its checksum is %016" PRIx64 ", not %016" PRIx64 " as when it was written", path,
             found, expected);
@@ -514,26 +528,29 @@ static enum status check_complete(const char *folder, const char *text) {
     return STATUS_OK;
 }
 
-static enum status check_lines(const char *folder, const char *checksums, const char *text) {
+static enum status check_lines(const char *folder, const char *checksums, const char *text, bool *damaged) {
     for (const char *next = text; *next != '\0';) {
         char line[256];
         size_t length = strcspn(next, "\n");
         snprintf(line, sizeof line, "%.*s", (int)min_i64((int64_t)length, sizeof line - 1), next);
-        CHECK(check_line(folder, checksums, line));
+        CHECK(check_line(folder, checksums, line, damaged));
         next += length + (next[length] == '\n');
     }
     return check_complete(folder, text);
 }
 
 /* The message of a failure says which file it is and what is wrong. */
-static enum status verify(const char *folder) {
+static enum status verify(const char *folder, bool *damaged) {
     char checksums[PATH_BYTES];
     uint8_t *text;
     size_t bytes;
+    *damaged = false;
     CHECK(path_join(checksums, sizeof checksums, folder, CHECKSUMS));
-    CHECK(file_read_all(checksums, &text, &bytes));
-    enum status status = memchr(text, 0, bytes) == NULL ? check_lines(folder, checksums, (const char *)text)
-                                                        : fail("%s: not a text", checksums);
+    enum status status = file_read_all(checksums, &text, &bytes);
+    *damaged = status == STATUS_OK || is_absent(checksums);
+    CHECK(status);
+    status = memchr(text, 0, bytes) == NULL ? check_lines(folder, checksums, (const char *)text, damaged)
+                                            : fail("%s: not a text", checksums);
     free(text);
     return status;
 }
@@ -543,7 +560,8 @@ static enum status find_valid(const struct step_list *list, const char *parent, 
     for (size_t i = 0; i < list->count; i++) {
         char folder[PATH_BYTES], line[MESSAGE_BYTES];
         CHECK(step_folder(folder, parent, "", list->steps[i]));
-        enum status status = verify(folder);
+        bool damaged;
+        enum status status = verify(folder, &damaged);
         if (status == STATUS_OK) {
             return (size_t)snprintf(path, size, "%s", folder) < size
                        ? STATUS_OK
@@ -551,6 +569,10 @@ static enum status find_valid(const struct step_list *list, const char *parent, 
         }
         if (status == STATUS_OUT_OF_MEMORY) {
             return status; /* says nothing about the checkpoint */
+        }
+        if (!damaged) {
+            return fail("%s; make it readable, or remove the checkpoint to go on from the one before",
+                error_message());
         }
         snprintf(line, sizeof line, "checkpoint of step %" PRId64 " is damaged and passed over: %s",
             list->steps[i], error_message());

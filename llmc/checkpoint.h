@@ -42,7 +42,7 @@ enum status checkpoint_prune(const char *run_dir, int64_t step, int64_t keep, in
 
 /* The newest checkpoint whose files are all there and whose checksums hold; damaged ones are passed over, each with a
    line through `notice` that names the file and what is wrong. path "" if there is none at all. If there are some but
-   none is valid: an error. */
+   none is valid, or one is met with a file that is there but cannot be read: an error. */
 enum status checkpoint_find_newest(const char *run_dir, char *path, size_t size,
     void (*notice)(void *context, const char *line), void *context);
 

@@ -836,6 +836,43 @@ static void test_a_list_of_checksums_without_one_of_the_files_is_damage(void) {
     free(text);
 }
 
+static void expect_unreadable(const char *name, int error) {
+    char path[PATH_BYTES];
+    notices[0] = '\0';
+    EXPECT(checkpoint_find_newest(run_dir, path, sizeof path, keep_notice, notices) == STATUS_ERROR);
+    EXPECT_STRING(path, "");
+    EXPECT_STRING(notices, "");
+    EXPECT_CONTAINS(error_message(), path_of(name));
+    EXPECT_CONTAINS(error_message(), strerror(error));
+}
+
+/* It may be as good as ever: to pass it over would be to do its steps again, and to replace it then. */
+static void test_a_checkpoint_that_is_there_but_cannot_be_read_stops_the_search(void) {
+    static const char *const names[] = {
+        "model.safetensors", "state.json", "optimizer-00001-of-00002.safetensors", "checksums.xxh64"};
+    const struct setup two = {&multi_head, 2, 1, false};
+    static const int steps[] = {9, 10, -1};
+    new_run();
+    on_ranks(&two, save_steps, steps);
+    for (int i = 0; i < 4; i++) {
+        char name[128];
+        snprintf(name, sizeof name, "step-00000010/%s", names[i]);
+        EXPECT(rename(path_of(name), path_of("aside")) == 0);
+        EXPECT(symlink(names[i], path_of(name)) == 0); /* to itself */
+        expect_unreadable(name, ELOOP);
+        EXPECT(unlink(path_of(name)) == 0 && make_directories(path_of(name)) == STATUS_OK);
+        expect_unreadable(name, EISDIR);
+        EXPECT(rmdir(path_of(name)) == 0 && symlink("nowhere", path_of(name)) == 0);
+        expect_newest("step-00000009"); /* what is not there is damage */
+        EXPECT_CONTAINS(notices, name);
+        EXPECT(unlink(path_of(name)) == 0 && rename(path_of("aside"), path_of(name)) == 0);
+    }
+    expect_newest("step-00000010");
+    EXPECT(rename(path_of("step-00000010"), path_of("aside")) == 0);
+    EXPECT(symlink("step-00000010", path_of("step-00000010")) == 0);
+    expect_unreadable("step-00000010/checksums.xxh64", ELOOP);
+}
+
 static void test_if_all_are_damaged_it_is_an_error_and_if_there_is_none_it_is_not(void) {
     char path[PATH_BYTES] = "x";
     new_run();
@@ -1044,6 +1081,7 @@ int main(void) {
     RUN(test_checksums_are_those_of_the_files_in_the_form_that_xxh64sum_reads);
     RUN(test_any_damage_to_any_file_is_found_and_the_checkpoint_before_is_taken);
     RUN(test_a_list_of_checksums_without_one_of_the_files_is_damage);
+    RUN(test_a_checkpoint_that_is_there_but_cannot_be_read_stops_the_search);
     RUN(test_if_all_are_damaged_it_is_an_error_and_if_there_is_none_it_is_not);
     RUN(test_steps_are_compared_as_numbers);
     RUN(test_a_damaged_checkpoint_is_replaced_when_its_step_comes_again);
