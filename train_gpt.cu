@@ -549,6 +549,22 @@ static void print_summary(const struct worker *w) {
     }
 }
 
+/* A smaller vocabulary than the model's is fine: GPT-2's is often padded. */
+static enum status open_tokenizer(struct worker *w) {
+    const struct options *o = w->options;
+    if (strcmp(o->tokenizer, "none") == 0) {
+        return STATUS_OK;
+    }
+    CHECK(tokenizer_open(&w->tokenizer, o->tokenizer));
+    int tokens = tokenizer_vocab_size(w->tokenizer);
+    if (tokens > o->vocab_size) {
+        return fail(
+            "--tokenizer %s has %d tokens, more than --vocab-size %lld: raise it or take another tokenizer",
+            o->tokenizer, tokens, (long long)o->vocab_size);
+    }
+    return STATUS_OK;
+}
+
 static enum status set_up(struct worker *w, const struct launch_rank *rank) {
     const struct run *run = w->run;
     const struct options *o = w->options;
@@ -571,9 +587,7 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
     if (o->val_data[0] != '\0') {
         CHECK(open_data(w, &w->val_data, o->val_data, "--val-data", false));
     }
-    if (o->sample_every > 0) {
-        CHECK(tokenizer_open(&w->tokenizer, o->tokenizer));
-    }
+    CHECK(open_tokenizer(w));
     w->state.data_windows = dataloader_windows(w->train_data);
     CHECK(create_model(w));
     CHECK(load_weights(w));

@@ -1,11 +1,16 @@
-/* build/prepare: text files -> token shards for training and for validation.
+/* build/prepare: text files -> token shards for training and for validation, and back.
 
-   One pass over the files in a fixed order, in pieces, so memory does not grow with the data. Each file is one document:
-   end-of-text, then its tokens. A file goes to validation when that brings validation's share of the bytes closer
-   to --val-fraction; a single file is cut instead. Shards are written under temporary names and get their own when
-   all is done: a run that fails leaves nothing behind, and older shards untouched. */
+   One pass over the files in a fixed order, in pieces, so memory does not grow with the data; --train-bpe makes one
+   before it to learn the vocabulary. Each file is one document: end-of-text, then its tokens. A file goes to validation
+   when that brings validation's share of the bytes closer to --val-fraction; a single file is cut instead. Pieces are
+   gathered until there is work for all threads, encoded, and written in their order. Shards are written under temporary
+   names and get their own when all is done: a run that fails leaves nothing behind, and older shards untouched. */
+#include "llmc/bpe_train.h"
+#include "llmc/checksum.h"
+#include "llmc/json.h"
 #include "llmc/shard.h"
 #include "llmc/tokenizer.h"
+#include "llmc/tokenizer_batch.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -17,12 +22,17 @@
 #include <unistd.h>
 
 enum {
-    PIECE_BYTES = 1 << 20,   /* of text encoded at once */
+    PIECE_BYTES = 1 << 20, /* of text encoded at once, at most; a word that is longer is cut */
+    PIECES = 1024,         /* gathered at once, at most */
+    MOST_THREADS = 256,
     BUFFER_TOKENS = 1 << 16, /* written at once */
     LOOK_BYTES = 8000,       /* a zero in so many first bytes: a binary file */
     NOTES = 10               /* skipped files named one by one */
 };
 #define MAX_SHARD_TOKENS INT64_C(2000000000)
+#define MAX_VOCAB_SIZE 65536 /* a shard's tokens have 16 bits */
+static const char end_of_text_name[] = "<|endoftext|>";
+enum { NAME_BYTES = sizeof end_of_text_name - 1 };
 
 /* One side of the split. */
 struct output {
@@ -30,21 +40,35 @@ struct output {
     struct shard_writer *writer; /* of the newest shard */
     int shards;
     int64_t shard_tokens; /* in the newest shard */
-    int64_t files, bytes, tokens;
+    int64_t files, documents, bytes, tokens;
     uint16_t *buffer; /* tokens not yet in a shard */
     int64_t buffered;
+};
+
+/* Where a piece of text goes. */
+struct place {
+    struct output *output;
+    bool begins_document;
 };
 
 struct job {
     const char *out_dir, *tokenizer_name, *files_from;
     double val_fraction;
-    int64_t shard_tokens;
-    bool overwrite, help;
+    int64_t shard_tokens, threads;
+    int64_t train_bpe; /* tokens of the vocabulary to learn; 0: none */
+    bool overwrite, split_documents, decode, help;
+    char **paths; /* all that were given or listed */
+    size_t path_count;
     bool single_file; /* one file is all there is */
     struct tokenizer *tokenizer;
+    struct bpe_trainer *trainer; /* while words are counted: no shards are written */
     struct output train, val;
     int64_t skipped;
-    char *piece; /* PIECE_BYTES of text */
+    char *text; /* of the pieces, and after them PIECE_BYTES for the next one */
+    size_t text_used, text_capacity;
+    struct tokenizer_piece pieces[PIECES];
+    struct place places[PIECES];
+    int piece_count;
 };
 
 /* ---- shards ---- */
@@ -117,7 +141,7 @@ static enum status output_publish(const struct job *job, const struct output *ou
     }
 }
 
-/* Of a run that failed. */
+/* What a run that failed has left; nothing is left of one that did not. */
 static void output_discard(const struct job *job, struct output *output) {
     shard_finish(output->writer);
     output->writer = NULL;
@@ -138,30 +162,105 @@ static enum status check_nothing_is_overwritten(const struct job *job, const str
     return STATUS_OK;
 }
 
+/* ---- pieces of text ---- */
+
+static enum status write_piece(
+    const struct job *job, const struct place *place, const struct tokenizer_piece *piece) {
+    if (place->begins_document) {
+        int32_t end_of_text = tokenizer_end_of_text(job->tokenizer);
+        CHECK(output_tokens(job, place->output, &end_of_text, 1));
+    }
+    return output_tokens(job, place->output, piece->tokens, piece->count);
+}
+
+static enum status encode_pieces(struct job *job) {
+    enum status status =
+        tokenizer_encode_pieces(job->tokenizer, job->pieces, job->piece_count, (int)job->threads);
+    for (int i = 0; i < job->piece_count; i++) {
+        if (status == STATUS_OK) {
+            status = write_piece(job, &job->places[i], &job->pieces[i]);
+        }
+        free(job->pieces[i].tokens);
+    }
+    return status;
+}
+
+/* A vocabulary is learnt from what the model will learn from. */
+static enum status count_words(struct job *job) {
+    for (int i = 0; i < job->piece_count; i++) {
+        if (job->places[i].output == &job->train) {
+            CHECK(bpe_trainer_add(job->trainer, job->pieces[i].text, job->pieces[i].bytes));
+        }
+    }
+    return STATUS_OK;
+}
+
+static enum status finish_pieces(struct job *job) {
+    CHECK(job->trainer != NULL ? count_words(job) : encode_pieces(job));
+    job->piece_count = 0;
+    job->text_used = 0;
+    return STATUS_OK;
+}
+
+/* Room for another piece; the `rest` bytes that lie behind the last one are its beginning. */
+static enum status make_room(struct job *job, size_t rest) {
+    if (job->piece_count < PIECES && job->text_capacity - job->text_used >= PIECE_BYTES) {
+        return STATUS_OK;
+    }
+    size_t rest_at = job->text_used;
+    CHECK(finish_pieces(job));
+    memmove(job->text, job->text + rest_at, rest);
+    return STATUS_OK;
+}
+
+static void add_piece(struct job *job, struct output *output, bool begins_document, size_t bytes) {
+    job->pieces[job->piece_count] = (struct tokenizer_piece){job->text + job->text_used, bytes, NULL, 0};
+    job->places[job->piece_count++] = (struct place){output, begins_document};
+    job->text_used += bytes;
+    output->documents += begins_document;
+}
+
+/* How much of the text can be encoded before more of it is read; all, if it is a single word of a whole piece. The name
+   of the end of text may have begun in the last bytes. */
+static size_t find_piece(const struct job *job, const char *text, size_t bytes) {
+    size_t held = job->split_documents ? NAME_BYTES - 1 : 0, sure = bytes > held ? bytes - held : 0;
+    size_t cut =
+        job->trainer != NULL ? bpe_trainer_cut(text, sure) : tokenizer_cut(job->tokenizer, text, sure);
+    return cut > 0 || bytes < PIECE_BYTES ? cut : sure;
+}
+
 /* ---- documents ---- */
 
-/* End-of-text and at most `bytes` bytes of the file from where it stands. */
+/* At most `bytes` bytes of the file from where it stands: a document, or several with --split-documents. */
 static enum status add_text(
-    const struct job *job, struct output *output, FILE *file, const char *path, int64_t bytes) {
-    int32_t end_of_text = tokenizer_end_of_text(job->tokenizer);
-    CHECK(output_tokens(job, output, &end_of_text, 1));
+    struct job *job, struct output *output, FILE *file, const char *path, int64_t bytes) {
+    size_t rest = 0; /* bytes that were read and are in no piece yet */
+    bool begins_document = true, at_end = false;
+    const char *name = NULL; /* of the end of text, where it is next */
     output->files++;
-    while (bytes > 0) {
-        size_t got = fread(job->piece, 1, (size_t)min_i64(bytes, PIECE_BYTES), file);
+    while (!at_end || name != NULL) {
+        CHECK(make_room(job, rest));
+        char *text = job->text + job->text_used;
+        size_t got = fread(text + rest, 1, (size_t)min_i64((int64_t)(PIECE_BYTES - rest), bytes), file);
         if (ferror(file)) {
             return fail("%s: cannot read: %s", path, strerror(errno));
         }
-        if (got == 0) {
-            break;
-        }
-        int32_t *tokens;
-        size_t count;
-        CHECK(tokenizer_encode(job->tokenizer, job->piece, got, &tokens, &count));
-        enum status status = output_tokens(job, output, tokens, count);
-        free(tokens);
-        CHECK(status);
-        output->bytes += (int64_t)got;
         bytes -= (int64_t)got;
+        output->bytes += (int64_t)got;
+        rest += got;
+        at_end = bytes == 0 || (got == 0 && rest < PIECE_BYTES);
+        name = job->split_documents ? memmem(text, rest, end_of_text_name, NAME_BYTES) : NULL;
+        size_t piece = name != NULL ? (size_t)(name - text) : at_end ? rest : find_piece(job, text, rest);
+        if (piece > 0) {
+            add_piece(job, output, begins_document, piece);
+            begins_document = false;
+            rest -= piece;
+        }
+        if (name != NULL) {
+            begins_document = true;
+            job->text_used += NAME_BYTES;
+            rest -= NAME_BYTES;
+        }
     }
     return STATUS_OK;
 }
@@ -189,7 +288,7 @@ static bool looks_binary(FILE *file) {
 
 static enum status add_open_file(struct job *job, FILE *file, const char *path, int64_t size) {
     if (size == 0 || looks_binary(file)) {
-        if (++job->skipped <= NOTES) {
+        if (++job->skipped <= NOTES && job->trainer == NULL) { /* not twice */
             fprintf(stderr, "note: %s: skipped, it %s\n", path, size == 0 ? "is empty" : "is binary");
         }
         return STATUS_OK;
@@ -266,8 +365,20 @@ static enum status add_path(struct job *job, const char *path, bool in_folder) {
     return status;
 }
 
+/* ---- the run ---- */
+
+static enum status add_to_paths(struct job *job, const char *path) {
+    char **grown = realloc(job->paths, (job->path_count + 1) * sizeof *grown);
+    if (grown == NULL) {
+        return fail_as(STATUS_OUT_OF_MEMORY, "out of host memory: %zu paths", job->path_count);
+    }
+    job->paths = grown;
+    job->paths[job->path_count] = string_copy(path);
+    return job->paths[job->path_count++] != NULL ? STATUS_OK : STATUS_OUT_OF_MEMORY;
+}
+
 /* Paths, one a line. */
-static enum status add_paths_from(struct job *job, const char *list) {
+static enum status read_paths(struct job *job, const char *list) {
     FILE *file = strcmp(list, "-") == 0 ? stdin : fopen(list, "re");
     if (file == NULL) {
         return fail("--files-from %s: cannot open: %s", list, strerror(errno));
@@ -280,7 +391,7 @@ static enum status add_paths_from(struct job *job, const char *list) {
             line[length - 1] = 0;
         }
         if (line[0] != 0) {
-            status = add_path(job, line, false);
+            status = add_to_paths(job, line);
         }
     }
     free(line);
@@ -290,31 +401,194 @@ static enum status add_paths_from(struct job *job, const char *list) {
     return status;
 }
 
-/* ---- the run ---- */
+static enum status add_all_paths(struct job *job) {
+    for (size_t i = 0; i < job->path_count; i++) {
+        CHECK(add_path(job, job->paths[i], false));
+    }
+    if (job->train.documents == 0) {
+        return fail("no text found; give text files, or folders with text files");
+    }
+    return finish_pieces(job);
+}
+
+static enum status train_vocabulary(struct job *job) {
+    CHECK(bpe_trainer_create(&job->trainer, 0));
+    CHECK(add_all_paths(job));
+    CHECK(bpe_trainer_finish(job->trainer, (int)job->train_bpe, &job->tokenizer));
+    bpe_trainer_free(job->trainer);
+    job->trainer = NULL;
+    job->train.files = job->train.documents = job->train.bytes = 0;
+    job->val.files = job->val.documents = job->val.bytes = 0;
+    job->skipped = 0;
+    if (tokenizer_vocab_size(job->tokenizer) < job->train_bpe) {
+        fprintf(stderr, "note: the text gives a vocabulary of only %d tokens\n",
+            tokenizer_vocab_size(job->tokenizer));
+    }
+    return STATUS_OK;
+}
+
+static enum status open_tokenizer(struct job *job) {
+    CHECK(tokenizer_open(&job->tokenizer, job->tokenizer_name));
+    if (tokenizer_vocab_size(job->tokenizer) > MAX_VOCAB_SIZE) {
+        return fail("--tokenizer %s has %d tokens; a shard can hold no more than %d", job->tokenizer_name,
+            tokenizer_vocab_size(job->tokenizer), MAX_VOCAB_SIZE);
+    }
+    return STATUS_OK;
+}
+
+/* ---- the manifest ---- */
+
+static enum status write_shard_entry(
+    const struct job *job, const struct output *output, int number, struct json_writer *w) {
+    char path[PATH_MAX], digits[24];
+    struct shard shard;
+    uint64_t digest;
+    CHECK(shard_path(job, output, number, "", path));
+    CHECK(xxh64_file(path, &digest));
+    CHECK(shard_open(&shard, path));
+    shard_close(&shard);
+    snprintf(digits, sizeof digits, "%016" PRIx64, digest);
+    json_begin_object(w);
+    json_key(w, "file");
+    json_string(w, strrchr(path, '/') + 1);
+    json_key(w, "tokens");
+    json_integer(w, shard.tokens);
+    json_key(w, "xxh64");
+    json_string(w, digits);
+    json_end_object(w);
+    return STATUS_OK;
+}
+
+static enum status write_output_entry(
+    const struct job *job, const struct output *output, struct json_writer *w) {
+    json_key(w, output->name);
+    json_begin_object(w);
+    json_key(w, "documents");
+    json_integer(w, output->documents);
+    json_key(w, "text_bytes");
+    json_integer(w, output->bytes);
+    json_key(w, "tokens");
+    json_integer(w, output->tokens);
+    json_key(w, "shards");
+    json_begin_array(w);
+    enum status status = STATUS_OK;
+    for (int i = 0; i < output->shards && status == STATUS_OK; i++) {
+        status = write_shard_entry(job, output, i, w);
+    }
+    json_end_array(w);
+    json_end_object(w);
+    return status;
+}
+
+/* Which vocabulary the shards' tokens are of, and what they hold. "bytes" has nothing to tell. */
+static enum status write_manifest(const struct job *job) {
+    struct json_writer w;
+    char path[PATH_MAX], *text;
+    size_t bytes;
+    json_writer_init(&w, true);
+    json_begin_object(&w);
+    json_key(&w, "tokenizer");
+    json_string(&w, job->tokenizer_name);
+    json_key(&w, "vocab_size");
+    json_integer(&w, tokenizer_vocab_size(job->tokenizer));
+    json_key(&w, "end_of_text");
+    json_integer(&w, tokenizer_end_of_text(job->tokenizer));
+    enum status train_status = write_output_entry(job, &job->train, &w);
+    enum status val_status = write_output_entry(job, &job->val, &w);
+    json_end_object(&w);
+    CHECK(json_writer_finish(&w, &text, &bytes));
+    enum status status = train_status != STATUS_OK ? train_status : val_status;
+    if (status == STATUS_OK) {
+        status = path_join(path, sizeof path, job->out_dir, "manifest.json");
+    }
+    if (status == STATUS_OK) {
+        status = file_write_all(path, text, bytes);
+    }
+    free(text);
+    return status;
+}
+
+/* ---- text to shards, shards to text ---- */
+
+static enum status publish(struct job *job) {
+    CHECK(output_finish(job, &job->train));
+    CHECK(output_finish(job, &job->val));
+    CHECK(output_publish(job, &job->train));
+    CHECK(output_publish(job, &job->val));
+    if (job->train_bpe > 0) {
+        CHECK(tokenizer_save(job->tokenizer, job->out_dir));
+    }
+    if (strcmp(job->tokenizer_name, "bytes") != 0) {
+        CHECK(write_manifest(job));
+    }
+    return file_sync(job->out_dir);
+}
 
 static enum status write_shards(struct job *job, char **paths, int path_count) {
-    CHECK(tokenizer_open(&job->tokenizer, job->tokenizer_name));
-    CHECK(ALLOCATE(job->piece, PIECE_BYTES));
+    for (int i = 0; i < path_count; i++) {
+        CHECK(add_to_paths(job, paths[i]));
+    }
+    if (job->files_from != NULL) {
+        CHECK(read_paths(job, job->files_from));
+    }
+    if (job->train_bpe == 0) {
+        CHECK(open_tokenizer(job));
+    }
+    job->text_capacity = (size_t)(2 * job->threads + 1) * PIECE_BYTES;
+    CHECK(ALLOCATE(job->text, job->text_capacity));
     CHECK(ALLOCATE(job->train.buffer, BUFFER_TOKENS));
     CHECK(ALLOCATE(job->val.buffer, BUFFER_TOKENS));
     CHECK(make_directories(job->out_dir));
     CHECK(check_nothing_is_overwritten(job, &job->train));
     CHECK(check_nothing_is_overwritten(job, &job->val));
     job->single_file = path_count == 1 && job->files_from == NULL && !path_is_directory(paths[0]);
+    if (job->train_bpe > 0) {
+        CHECK(train_vocabulary(job));
+    }
+    CHECK(add_all_paths(job));
+    return publish(job);
+}
+
+static enum status decode_tokens(
+    const struct job *job, const char *path, const uint16_t *tokens, int64_t count, FILE *out) {
+    for (int64_t i = 0; i < count; i++) {
+        size_t bytes;
+        const char *text = tokenizer_token_bytes(job->tokenizer, tokens[i], &bytes);
+        if (text == NULL) {
+            return fail("%s: the token %u is none of the %d of --tokenizer %s", path, tokens[i],
+                tokenizer_vocab_size(job->tokenizer), job->tokenizer_name);
+        }
+        if (tokens[i] == tokenizer_end_of_text(job->tokenizer)) {
+            text = end_of_text_name;
+            bytes = strlen(end_of_text_name);
+        }
+        fwrite(text, 1, bytes, out);
+    }
+    return ferror(out) ? fail("cannot write the text: %s", strerror(errno)) : STATUS_OK;
+}
+
+static enum status decode_shard(const struct job *job, const char *path, uint16_t *buffer, FILE *out) {
+    struct shard shard;
+    CHECK(shard_open(&shard, path));
+    enum status status = STATUS_OK;
+    for (int64_t at = 0; at < shard.tokens && status == STATUS_OK; at += BUFFER_TOKENS) {
+        int64_t count = min_i64(BUFFER_TOKENS, shard.tokens - at);
+        status = shard_read(&shard, at, buffer, count);
+        if (status == STATUS_OK) {
+            status = decode_tokens(job, path, buffer, count, out);
+        }
+    }
+    shard_close(&shard);
+    return status;
+}
+
+static enum status decode_shards(struct job *job, char **paths, int path_count) {
+    CHECK(open_tokenizer(job));
+    CHECK(ALLOCATE(job->train.buffer, BUFFER_TOKENS));
     for (int i = 0; i < path_count; i++) {
-        CHECK(add_path(job, paths[i], false));
+        CHECK(decode_shard(job, paths[i], job->train.buffer, stdout));
     }
-    if (job->files_from != NULL) {
-        CHECK(add_paths_from(job, job->files_from));
-    }
-    if (job->train.tokens == 0) {
-        return fail("no text found; give text files, or folders with text files");
-    }
-    CHECK(output_finish(job, &job->train));
-    CHECK(output_finish(job, &job->val));
-    CHECK(output_publish(job, &job->train));
-    CHECK(output_publish(job, &job->val));
-    return file_sync(job->out_dir);
+    return fflush(stdout) == 0 ? STATUS_OK : fail("cannot write the text: %s", strerror(errno));
 }
 
 static void print_summary(const struct job *job) {
@@ -334,6 +608,7 @@ static void print_summary(const struct job *job) {
 
 static const char help_text[] =
     "usage: build/prepare [options] FILE_OR_FOLDER...\n"
+    "       build/prepare --decode [--tokenizer NAME] SHARD...\n"
     "\n"
     "Turns text into token shards: train_000000.bin, ... to learn from and val_000000.bin, ... to measure "
     "on.\n"
@@ -341,96 +616,173 @@ static const char help_text[] =
     "\n"
     "  --out-dir DIR         where the shards go (data/tokens)\n"
     "  --tokenizer NAME      bytes: each byte a token, 256 ends a text; vocabulary 257 (bytes)\n"
+    "                        or a path: a folder with GPT-2's vocab.json and merges.txt, or tokenizer.json, "
+    "or "
+    "a\n"
+    "                        tiktoken rank file\n"
+    "  --train-bpe N         learn a vocabulary of N tokens from the text first, 257 to 65536; it goes to "
+    "DIR\n"
     "  --val-fraction F      share of the text for validation, 0 to 0.5; whole files, or the end of a "
     "single\n"
     "                        file (0.1)\n"
     "  --shard-tokens N      a new shard is begun after N tokens, 1 to 2000000000 (100000000)\n"
     "  --files-from FILE     also take the paths in FILE, one a line; - reads them from standard input\n"
+    "  --split-documents     a text <|endoftext|> in a file begins another document\n"
     "  --overwrite           replace shards that are in DIR already\n"
+    "  --threads N           that encode, 1 to 256 (as many as cores)\n"
+    "  --decode              print the text of shards; documents begin with <|endoftext|>\n"
     "  --help                this text\n"
     "\n"
     "Example:\n"
-    "  build/prepare --out-dir data/tokens/books books/\n"
-    "  ./train_gpt --model tiny --tokenizer bytes --train-data 'data/tokens/books/train_*.bin' \\\n"
-    "      --val-data 'data/tokens/books/val_*.bin'\n";
+    "  build/prepare --out-dir data/tokens/books --train-bpe 8192 books/\n"
+    "  ./train_gpt --model tiny --vocab-size 8192 --tokenizer data/tokens/books \\\n"
+    "      --train-data 'data/tokens/books/train_*.bin' --val-data 'data/tokens/books/val_*.bin'\n";
+
+static enum status parse_count(const char *name, int64_t least, int64_t most, int64_t *value) {
+    char *end;
+    errno = 0;
+    long long number = strtoll(optarg, &end, 10);
+    if (end == optarg || *end != 0 || errno != 0 || number < least || number > most) {
+        return fail("--%s: '%s' is no whole number from %" PRId64 " to %" PRId64, name, optarg, least, most);
+    }
+    *value = number;
+    return STATUS_OK;
+}
+
+static enum status parse_fraction(double *value) {
+    char *end;
+    *value = strtod(optarg, &end);
+    if (end == optarg || *end != 0 || !(*value >= 0 && *value <= 0.5)) {
+        return fail("--val-fraction: '%s' is no number from 0 to 0.5", optarg);
+    }
+    return STATUS_OK;
+}
+
+enum option_id {
+    OUT_DIR,
+    TOKENIZER,
+    TRAIN_BPE,
+    VAL_FRACTION,
+    SHARD_TOKENS,
+    FILES_FROM,
+    SPLIT_DOCUMENTS,
+    OVERWRITE,
+    THREADS,
+    DECODE,
+    HELP
+};
+
+static enum status take_option(struct job *job, int option) {
+    switch (option) {
+    case OUT_DIR:
+        job->out_dir = optarg;
+        break;
+    case TOKENIZER:
+        job->tokenizer_name = optarg;
+        break;
+    case TRAIN_BPE:
+        return parse_count("train-bpe", 257, MAX_VOCAB_SIZE, &job->train_bpe);
+    case VAL_FRACTION:
+        return parse_fraction(&job->val_fraction);
+    case SHARD_TOKENS:
+        return parse_count("shard-tokens", 1, MAX_SHARD_TOKENS, &job->shard_tokens);
+    case FILES_FROM:
+        job->files_from = optarg;
+        break;
+    case SPLIT_DOCUMENTS:
+        job->split_documents = true;
+        break;
+    case OVERWRITE:
+        job->overwrite = true;
+        break;
+    case THREADS:
+        return parse_count("threads", 1, MOST_THREADS, &job->threads);
+    case DECODE:
+        job->decode = true;
+        break;
+    case HELP:
+        job->help = true;
+        break;
+    }
+    return STATUS_OK;
+}
 
 static enum status parse_options(struct job *job, int argc, char **argv) {
-    enum { OUT_DIR, TOKENIZER, VAL_FRACTION, SHARD_TOKENS, FILES_FROM, OVERWRITE, HELP };
     static const struct option table[] = {{"out-dir", required_argument, NULL, OUT_DIR},
-        {"tokenizer", required_argument, NULL, TOKENIZER},
+        {"tokenizer", required_argument, NULL, TOKENIZER}, {"train-bpe", required_argument, NULL, TRAIN_BPE},
         {"val-fraction", required_argument, NULL, VAL_FRACTION},
         {"shard-tokens", required_argument, NULL, SHARD_TOKENS},
-        {"files-from", required_argument, NULL, FILES_FROM}, {"overwrite", no_argument, NULL, OVERWRITE},
+        {"files-from", required_argument, NULL, FILES_FROM},
+        {"split-documents", no_argument, NULL, SPLIT_DOCUMENTS}, {"overwrite", no_argument, NULL, OVERWRITE},
+        {"threads", required_argument, NULL, THREADS}, {"decode", no_argument, NULL, DECODE},
         {"help", no_argument, NULL, HELP}, {NULL, 0, NULL, 0}};
     opterr = 0;
-    for (int option; (option = getopt_long(argc, argv, ":", table, NULL)) != -1;) {
-        char *end = NULL;
-        switch (option) {
-        case OUT_DIR:
-            job->out_dir = optarg;
-            break;
-        case TOKENIZER:
-            job->tokenizer_name = optarg;
-            break;
-        case VAL_FRACTION:
-            job->val_fraction = strtod(optarg, &end);
-            if (end == optarg || *end != 0 || !(job->val_fraction >= 0 && job->val_fraction <= 0.5)) {
-                return fail("--val-fraction: '%s' is no number from 0 to 0.5", optarg);
-            }
-            break;
-        case SHARD_TOKENS:
-            job->shard_tokens = strtoll(optarg, &end, 10);
-            if (end == optarg || *end != 0 || job->shard_tokens < 1 || job->shard_tokens > MAX_SHARD_TOKENS) {
-                return fail(
-                    "--shard-tokens: '%s' is no whole number from 1 to %" PRId64, optarg, MAX_SHARD_TOKENS);
-            }
-            break;
-        case FILES_FROM:
-            job->files_from = optarg;
-            break;
-        case OVERWRITE:
-            job->overwrite = true;
-            break;
-        case HELP:
-            job->help = true;
-            return STATUS_OK;
-        case ':':
+    for (int option; !job->help && (option = getopt_long(argc, argv, ":", table, NULL)) != -1;) {
+        if (option == ':') {
             return fail("%s: a value is missing; see --help", argv[optind - 1]);
-        default:
+        }
+        if (option == '?') {
             return fail("%s: unknown option; see --help", argv[optind - 1]);
         }
+        CHECK(take_option(job, option));
     }
-    if (optind == argc && job->files_from == NULL) {
+    if (job->train_bpe > 0 && job->tokenizer_name != NULL) {
+        return fail(
+            "--train-bpe makes a tokenizer: --tokenizer %s cannot be had as well", job->tokenizer_name);
+    }
+    if (!job->help && optind == argc && (job->files_from == NULL || job->decode)) {
         return fail("no files given; see --help");
     }
     return STATUS_OK;
 }
 
-int main(int argc, char **argv) {
-    struct job job = {.out_dir = "data/tokens",
-        .tokenizer_name = "bytes",
-        .val_fraction = 0.1,
-        .shard_tokens = 100000000,
-        .train.name = "train",
-        .val.name = "val"};
-    enum status status = parse_options(&job, argc, argv);
-    if (status == STATUS_OK && job.help) {
+static void clear(struct job *job) {
+    output_discard(job, &job->train);
+    output_discard(job, &job->val);
+    for (size_t i = 0; i < job->path_count; i++) {
+        free(job->paths[i]);
+    }
+    free(job->paths);
+    tokenizer_close(job->tokenizer);
+    bpe_trainer_free(job->trainer);
+    free(job->text);
+    free(job->train.buffer);
+    free(job->val.buffer);
+    free(job);
+}
+
+static enum status run(struct job *job, int argc, char **argv) {
+    CHECK(parse_options(job, argc, argv));
+    if (job->tokenizer_name == NULL) {
+        job->tokenizer_name = job->train_bpe > 0 ? job->out_dir : "bytes";
+    }
+    if (job->help) {
         fputs(help_text, stdout);
-        return 0;
+        return STATUS_OK;
     }
-    if (status == STATUS_OK) {
-        status = write_shards(&job, argv + optind, argc - optind);
+    if (job->decode) {
+        return decode_shards(job, argv + optind, argc - optind);
     }
+    CHECK(write_shards(job, argv + optind, argc - optind));
+    print_summary(job);
+    return STATUS_OK;
+}
+
+int main(int argc, char **argv) {
+    struct job *job;
+    enum status status = ALLOCATE(job, 1);
     if (status == STATUS_OK) {
-        print_summary(&job);
-    } else {
+        job->out_dir = "data/tokens";
+        job->val_fraction = 0.1;
+        job->shard_tokens = 100000000;
+        job->threads = max_i64(1, min_i64(sysconf(_SC_NPROCESSORS_ONLN), MOST_THREADS));
+        job->train.name = "train";
+        job->val.name = "val";
+        status = run(job, argc, argv);
+        clear(job);
+    }
+    if (status != STATUS_OK) {
         fprintf(stderr, "prepare: %s\n", error_message());
-        output_discard(&job, &job.train);
-        output_discard(&job, &job.val);
     }
-    tokenizer_close(job.tokenizer);
-    free(job.piece);
-    free(job.train.buffer);
-    free(job.val.buffer);
     return status == STATUS_OK ? 0 : 1;
 }

@@ -1,6 +1,6 @@
-/* Byte-pair encoding. Two hash tables do the work: one from words to tokens, which settles most words at once, and one from
-   pairs of tokens to their merge. A short word is merged in arrays on the stack, each step a look at all its pairs; a
-   long one through a heap of possible merges, in O(n log n). */
+/* Byte-pair encoding. Two hash tables do the work: one from words to tokens, which settles most words at once, and one
+   from pairs of tokens to their merge. A short word is merged in place, each step a look at all its pairs; a long one
+   through a heap of possible merges, in O(n log n). */
 #include "bpe.h"
 
 #include "pretokenizer.h"
@@ -247,8 +247,8 @@ static size_t merge_short_word(const struct tokenizer *t, int32_t *tokens, size_
     return count;
 }
 
-/* A long word's tokens as a list in both directions, each at the place of its first byte, and the merges that were possible
-   when they were found: rank << 32 | place, in a heap with the lowest on top. */
+/* A long word's tokens as a list in both directions, each at the place of its first byte, and the merges that were
+   possible when they were found: rank << 32 | place, in a heap with the lowest on top. */
 struct long_word {
     const struct tokenizer *tokenizer;
     int32_t *tokens; /* -1: became part of the one before */

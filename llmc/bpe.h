@@ -1,5 +1,5 @@
-/* Byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2), inside the tokenizer: the tables, how they are built,
-   and the encoding of one word. tokenizer.h is what other rooms use.
+/* Byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2), inside the tokenizer: the tables, how they are
+   built, and encoding. tokenizer.h is what other rooms use.
 
    A token is a string of bytes; every single byte is one. A merge joins two neighbouring tokens to a third. A word
    begins as its bytes, and the merge of the lowest rank that fits anywhere in it is made, leftmost first, until
@@ -34,8 +34,8 @@ struct word_slot {
     uint32_t length; /* 0: empty */
     int32_t token;
 };
-/* In GPT-2's files a byte that is a printable character in Latin-1 stands for itself, and has a lower id than those that
-   are not. */
+/* In GPT-2's files a byte that is a printable character in Latin-1 stands for itself, and has a lower id than those
+   that are not. */
 static inline bool bpe_byte_is_printable(int byte) {
     return (byte > 0x20 && byte < 0x7f) || (byte > 0xa0 && byte != 0xad);
 }
@@ -52,14 +52,13 @@ struct tokenizer {
     struct bpe_merge *merges;
     int32_t merge_count, merge_capacity;
     struct pair_slot *pairs;
-    struct word_slot
-        *words; /* tokens that a word of the same bytes becomes as a whole; while building: all */
+    struct word_slot *words; /* tokens that their own bytes merge to; while building: all */
     int pair_bits, word_bits;
 };
 
 /* Building: tokens, then merges in the order of their ranks, then finish. `name` is the file's, for messages. After a
-   failure *out is NULL or to be freed. The token end_of_text has no bytes, every other has some, every single byte has a
-   token, and no two are the same. */
+   failure *out is NULL or to be freed. The token end_of_text gets no bytes, every other has some, every single byte has
+   a token, and no two are the same. */
 enum status bpe_create(struct tokenizer **out, const struct bpe_text *tokens, int32_t count,
     int32_t end_of_text, int32_t merge_capacity, const char *name);
 /* Token of these bytes; -1 if there is none. */

@@ -1,7 +1,7 @@
 /* Learning merges. First all words are counted; then only the different words are looked at, each as many times as it
-   was counted. For every pair of tokens its count is kept and a list of the words that have it (or had: a word
-   changes, lists do not), and a heap gives the most frequent. A merge visits the words in its pair's list and changes the
-   counts of the pairs around. Counts in the heap are those of when an entry was made; they only fall, except for pairs
+   was counted. For every pair of tokens its count is kept and a list of the words that have it (or had: a word changes,
+   lists do not), and a heap gives the most frequent. A merge visits the words in its pair's list and changes the counts
+   of the pairs around. Counts in the heap are those of when an entry was made; they only fall, except for pairs
    with the newest token, so an entry that is out of date is put back with its count of now. */
 #include "bpe_train.h"
 

@@ -93,8 +93,10 @@ const struct option option_table[] = {
     {"val-data", DATA, true, TEXT_OF(val_data, ""), .unit = "GLOB", .shown = "no validation",
         .help = "the same for validation"},
     {"shuffle", DATA, true, SWITCH_OF(shuffle, 1), .help = "visit sequences in another order every epoch"},
-    {"tokenizer", DATA, true, CHOICE_OF(tokenizer, "auto", "auto bytes none"),
-        .help = "turns samples into text; auto: bytes for a vocabulary of 257, else none"},
+    {"tokenizer", DATA, true, TEXT_OF(tokenizer, "auto"), .unit = "NAME",
+        .help = "turns samples into text: bytes, or the path of GPT-2's vocab.json and merges.txt, of "
+                "tokenizer.json or of a tiktoken rank file; none; auto: bytes for a vocabulary of 257, else "
+                "none"},
 
     {"eval-every", OUTPUT, true, INTEGER_OF(eval_every, 250, 0, NO_LIMIT), .unit = "STEPS",
         .help = "how often the loss on --val-data is measured; 0: off"},

@@ -104,8 +104,8 @@ static enum char_class class_before(const uint8_t *text, size_t end) {
     return CLASS_BROKEN;
 }
 
-/* A word of letters or numbers ends for good where a character of another class begins, and every word where a space does;
-   between the apostrophe and the s of 's there must be no cut. The last bytes may be part of a character. */
+/* A word of letters or numbers ends for good where a character of another class begins, and every word where a space
+   does; between the apostrophe and the s of 's there must be no cut. The last bytes may be part of a character. */
 size_t pretokenizer_cut(const uint8_t *text, size_t bytes) {
     for (size_t at = bytes < LONGEST_CHAR ? 0 : bytes - LONGEST_CHAR; at > 0; at--) {
         size_t length;

@@ -1,8 +1,8 @@
 /* GPT-2's pre-tokenisation: text is cut into words, and byte-pair encoding never joins across a cut. The words are the
    successive matches of
        '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-   A byte that belongs to no well-formed UTF-8 character is no space and goes with the word around it, so that a part of a
-   word's bytes is still one word: tokens are such parts. */
+   A byte that belongs to no well-formed UTF-8 character is no space and goes with the word around it, so that a part of
+   a word's bytes is still one word: tokens are such parts. */
 #ifndef LLMC_PRETOKENIZER_H
 #define LLMC_PRETOKENIZER_H
 

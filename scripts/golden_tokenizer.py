@@ -42,14 +42,15 @@ def main():
     text = (FOLDER / "text.txt").read_text()
     tokenizer = train(text)
     tokenizer.save(str(FOLDER / "tokenizer.json"), pretty=False)
-    vocab = {token: rank for token, rank in tokenizer.get_vocab().items()}
+    vocab = tokenizer.get_vocab()
     tokenizer.model.save(str(FOLDER))
     end = vocab.pop("<|endoftext|>")
     path = FOLDER / "vocab.json"  # tokenizers leaves added tokens out
     path.write_text(path.read_text().rstrip()[:-1] + f',"<|endoftext|>":{end}}}')
     alphabet = byte_alphabet()
     ranks = {bytes(alphabet[c] for c in token): rank for token, rank in vocab.items()}
-    lines = [f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in sorted(ranks.items(), key=lambda r: r[1])]
+    in_order = sorted(ranks, key=ranks.get)
+    lines = [f"{base64.b64encode(token).decode()} {ranks[token]}\n" for token in in_order]
     (FOLDER / "ranks.tiktoken").write_text("".join(lines))
     tik = tiktoken.Encoding("golden", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": end})
     rng = random.Random(1337)

@@ -35,7 +35,8 @@ def find_database():
             continue
         if database.unidata_version == VERSION:
             return database
-    sys.exit(f"unicodedata has Unicode {unicodedata.unidata_version}, not {VERSION}: pip install unicodedata2=={VERSION}")
+    sys.exit(f"unicodedata has Unicode {unicodedata.unidata_version}, not {VERSION}; pip install "
+             f"unicodedata2=={VERSION}")
 
 
 def classify(database, code):

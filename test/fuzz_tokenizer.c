@@ -1,5 +1,5 @@
-/* libFuzzer harness of the vocabulary readers and of encoding. The input's first byte says what it is: v, a vocab.json and,
-   after a zero, its merges; j, a tokenizer.json; r, a rank file; t, a text for the vocabulary in test/golden, of which
+/* libFuzzer harness of the vocabulary readers and of encoding. The input's first byte says what it is: v, a vocab.json
+   and, after a zero, its merges; j, a tokenizer.json; r, a rank file; t, a text for the vocabulary in test/golden, of which
    the prefix up to a cut must encode as it does in the whole. A vocabulary that is read encodes its own file. Every
    text must come back from its tokens. Seeds: test/seeds/tokenizer. */
 #include "llmc/tokenizer.h"

@@ -5,6 +5,7 @@
 #include "llmc/pretokenizer.h"
 #include "llmc/random.h"
 #include "llmc/tokenizer.h"
+#include "llmc/tokenizer_batch.h"
 #include "llmc/unicode_tables.h"
 #include "test.h"
 
@@ -346,6 +347,29 @@ static void test_a_word_of_a_megabyte_takes_no_quadratic_time(void) {
     tokenizer_close(tokenizer);
 }
 
+static void test_pieces_encode_the_same_by_any_number_of_threads(void) {
+    struct tokenizer *tokenizer = open_golden(GOLDEN);
+    enum { PIECES = 500 };
+    static char texts[PIECES][RANDOM_BYTES];
+    struct tokenizer_piece pieces[PIECES];
+    for (int threads = 1; threads <= 5; threads += 2) {
+        for (int i = 0; i < PIECES; i++) {
+            pieces[i] = (struct tokenizer_piece){texts[i], random_bytes(texts[i], (uint64_t)i), NULL, 0};
+        }
+        EXPECT(tokenizer_encode_pieces(tokenizer, pieces, PIECES, threads) == STATUS_OK);
+        for (int i = 0; i < PIECES; i++) {
+            int32_t *tokens;
+            size_t count;
+            EXPECT(tokenizer_encode(tokenizer, texts[i], pieces[i].bytes, &tokens, &count) == STATUS_OK);
+            EXPECT(pieces[i].count == count && memcmp(pieces[i].tokens, tokens, count * sizeof *tokens) == 0);
+            free(tokens);
+            free(pieces[i].tokens);
+        }
+    }
+    EXPECT(tokenizer_encode_pieces(tokenizer, pieces, 0, 4) == STATUS_OK);
+    tokenizer_close(tokenizer);
+}
+
 /* ---- files ---- */
 
 static char folder[64];
@@ -667,6 +691,7 @@ int main(void) {
     RUN(test_a_cut_leaves_what_more_text_may_change);
     RUN(test_words_of_any_length_merge_like_the_obvious_algorithm);
     RUN(test_a_word_of_a_megabyte_takes_no_quadratic_time);
+    RUN(test_pieces_encode_the_same_by_any_number_of_threads);
     RUN(test_damaged_files_are_refused_with_one_line);
     RUN(test_damaged_merges_are_refused_by_their_number);
     RUN(test_missing_and_strange_files_are_named);
