@@ -355,8 +355,8 @@ enum status checkpoint_save(const char *run_dir, struct optimizer *optimizer, co
     free(s.checksums);
     free(s.all_moments);
     if (status == STATUS_ERROR) {
-        fail("%s: step %" PRId64 " is not saved, earlier checkpoints are as they were: %s", s.parent,
-            state->step, error_message());
+        fail("step %" PRId64 " is not saved, earlier checkpoints are as they were: %s", state->step,
+            error_message());
     }
     if (status != STATUS_OK) {
         char message[MESSAGE_BYTES];

@@ -991,6 +991,58 @@ static void test_a_folder_that_cannot_be_made_fails_on_all_ranks(void) {
     EXPECT(path_exists(path) && !path_is_directory(path));
 }
 
+/* A folder of this process whose path has `length` bytes. */
+static void make_deep_folder(char path[PATH_BYTES], size_t length) {
+    enum { NAME_BYTES = 200 };
+    size_t used = strlen(strcpy(path, folder));
+    while (used < length) {
+        size_t left = length - used; /* a name of one byte at least has to follow */
+        size_t bytes = left <= NAME_BYTES + 1   ? left - 1
+                       : left == NAME_BYTES + 2 ? NAME_BYTES - 1
+                                                : NAME_BYTES;
+        path[used++] = '/';
+        memset(path + used, 'd', bytes);
+        used += bytes;
+        path[used] = '\0';
+    }
+    EXPECT(used == length && make_directories(path) == STATUS_OK);
+}
+
+/* Saves and looks for it; 1 if that works, 0 if it fails, which has to be with a line that says why. */
+static void save_in_deep_folder(struct rank *r, const void *argument) {
+    const char *deep = argument;
+    struct run_state state = state_of_step(3);
+    char path[PATH_BYTES + 64], found[PATH_BYTES + 64];
+    uint64_t bytes;
+    fill_by_formula(r);
+    /* the longest: checkpoints/.tmp-step-00000003/optimizer-00000-of-00001.safetensors */
+    bool fits =
+        strlen(deep) + strlen("/checkpoints/.tmp-step-00000003/optimizer-00000-of-00001.safetensors") < 4096;
+    enum status status = checkpoint_save(deep, r->optimizer, &state, OPTIONS, path, sizeof path, &bytes);
+    EXPECT(status == (fits ? STATUS_OK : STATUS_ERROR));
+    EXPECT(fits || strstr(error_message(), "too long") != NULL);
+    EXPECT(checkpoint_find_newest(deep, found, sizeof found, keep_notice, notices) == STATUS_OK ||
+           strstr(error_message(), "too long") != NULL);
+    EXPECT_STRING(found, fits ? path : "");
+    if (fits) {
+        EXPECT(checkpoint_load_weights(path, r->optimizer) == STATUS_OK);
+        EXPECT(checkpoint_load_moments(path, r->optimizer) == STATUS_OK);
+        EXPECT(checkpoint_prune(deep, 3, 1, 0) == STATUS_OK);
+    }
+}
+
+static void test_paths_up_to_the_systems_limit_work_and_longer_ones_are_an_error(void) {
+    const struct setup one = {&multi_head, 1, 0, false};
+    for (size_t length = 4024; length < 4095;
+         length += length < 4030 ? 1 : 6) { /* 4027: the last that fits */
+        char deep[PATH_BYTES], top[PATH_BYTES];
+        make_deep_folder(deep, length);
+        on_ranks(&one, save_in_deep_folder, deep);
+        snprintf(top, sizeof top, "%.*s", (int)(strlen(folder) + 201), deep);
+        EXPECT(remove_tree(top) == STATUS_OK);
+    }
+}
+
 static void test_what_a_killed_save_left_is_no_hindrance_and_no_checkpoint(void) {
     new_run();
     EXPECT(make_directories(path_of(".tmp-step-00000003/nested")) == STATUS_OK);
@@ -1087,6 +1139,7 @@ int main(void) {
     RUN(test_a_damaged_checkpoint_is_replaced_when_its_step_comes_again);
     RUN(test_a_full_disk_on_any_rank_fails_on_all_and_harms_nothing);
     RUN(test_a_folder_that_cannot_be_made_fails_on_all_ranks);
+    RUN(test_paths_up_to_the_systems_limit_work_and_longer_ones_are_an_error);
     RUN(test_what_a_killed_save_left_is_no_hindrance_and_no_checkpoint);
     RUN(test_pruning_keeps_the_newest_and_those_kept_for_good);
     RUN(test_pruning_leaves_what_is_not_a_checkpoint);
