@@ -684,7 +684,7 @@ static void print_end(const struct worker *w) {
 }
 
 static void print_error(enum status status, const struct run *run, const struct backend *backend) {
-    fprintf(stderr, "train_gpt: %s\n", error_message());
+    launch_print_error("%s", error_message());
     if (status == STATUS_OUT_OF_MEMORY && backend != NULL) {
         uint64_t used, peak, total;
         backend->memory_usage((struct backend *)backend, &used, &peak, &total);
@@ -1047,7 +1047,7 @@ int main(int argc, char **argv) {
     log_enable(true);
     for (int restarts = 0;; restarts++) {
         if (prepare(&run, argc, (const char *const *)argv, restarts > 0) != STATUS_OK) {
-            fprintf(stderr, "train_gpt: %s\n", error_message());
+            launch_print_error("%s", error_message());
             code = 1;
             break;
         }
@@ -1058,7 +1058,7 @@ int main(int argc, char **argv) {
         if (!worth_a_restart(code) || restarts == run.options.max_restarts || run.options.dry_run) {
             break;
         }
-        fprintf(stderr, "train_gpt: restart %d of %d\n", restarts + 1, (int)run.options.max_restarts);
+        launch_print_error("restart %d of %d", restarts + 1, (int)run.options.max_restarts);
     }
     options_free(&run.options);
     return code;

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/select.h>
@@ -84,6 +85,15 @@ bool launch_first_failure(const struct launch_rank *rank) {
     comm_shared_memory_mark_lost(rank->shared, failed);
     struct comm_loss first = comm_shared_memory_loss(rank->shared);
     return first.kind == COMM_LOSS_FAILED && first.rank == rank->rank;
+}
+
+void launch_print_error(const char *format, ...) {
+    char line[4096];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "train_gpt: %s\n", line); /* one call: lines of several ranks do not mix */
 }
 
 /* ---- the supervisor ---- */
@@ -173,16 +183,16 @@ static enum status start_ranks(struct supervisor *s, launch_main main_function, 
 static void report_loss(struct comm_loss loss, int ending) {
     switch (loss.kind) {
     case COMM_LOSS_LATE:
-        fprintf(stderr, "rank %d did not arrive within %g s; ended the run\n", loss.rank, loss.seconds);
+        launch_print_error("rank %d did not arrive within %g s; ended the run", loss.rank, loss.seconds);
         break;
     case COMM_LOSS_DIED:
         if (WIFSIGNALED(ending)) {
-            fprintf(stderr, "rank %d was killed by signal %d (%s)%s; ended the run\n", loss.rank,
+            launch_print_error("rank %d was killed by signal %d (%s)%s; ended the run", loss.rank,
                 WTERMSIG(ending), strsignal(WTERMSIG(ending)),
                 WTERMSIG(ending) == SIGKILL ? ", as the system does when memory runs out" : "");
         } else {
-            fprintf(
-                stderr, "rank %d ended with exit code %d; ended the run\n", loss.rank, WEXITSTATUS(ending));
+            launch_print_error(
+                "rank %d ended with exit code %d; ended the run", loss.rank, WEXITSTATUS(ending));
         }
         break;
     default:
@@ -240,7 +250,7 @@ static void supervise(struct supervisor *s) {
             forwarded = true;
         }
         if (end_at_once && !interrupted) {
-            fprintf(stderr, "ended the run at once after a second interrupt\n");
+            launch_print_error("ended the run at once after a second interrupt");
             interrupted = true;
             s->failed = true;
             s->kill_time = 0;
@@ -299,7 +309,7 @@ int launch_local(
     if (run_ranks(&s, window_bytes, main_function, context) == STATUS_OK) {
         code = exit_code(&s);
     } else {
-        fprintf(stderr, "%s\n", error_message());
+        launch_print_error("%s", error_message());
         code = STATUS_ERROR;
     }
     free(s.ending);

@@ -39,6 +39,9 @@ int launch_local(
    (or was not forked here), so that the error is its to print. Tells the other ranks. */
 bool launch_first_failure(const struct launch_rank *rank);
 
+/* One line on stderr, without its end, behind the program's name: all that a run says of its failure. */
+void launch_print_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /* SIGINT and SIGTERM only set a flag, from here on; the loop asks after each step. A SIGINT after the first
    signal ends the run at once, unless it follows so closely that it is the same wish: `timeout` and
    terminals signal a process and its whole group. */

@@ -248,7 +248,7 @@ static void a_rank_that_exits_without_a_word_is_named(void) {
     run_start(&run, 4, 30, work, FAULT_RANK_1_EXITS);
     run_wait(&run);
     EXPECT(exit_code(&run) == 7);
-    EXPECT_STRING(run.text, "rank 1 ended with exit code 7; ended the run\n");
+    EXPECT_STRING(run.text, "train_gpt: rank 1 ended with exit code 7; ended the run\n");
     EXPECT(run.seconds < 5);
 }
 
@@ -257,7 +257,7 @@ static void a_rank_that_crashes_is_named_with_its_signal(void) {
     run_start(&run, 4, 30, work, FAULT_RANK_1_CRASHES);
     run_wait(&run);
     EXPECT(exit_code(&run) == 128 + SIGABRT);
-    EXPECT_STRING(run.text, "rank 1 was killed by signal 6 (Aborted); ended the run\n");
+    EXPECT_STRING(run.text, "train_gpt: rank 1 was killed by signal 6 (Aborted); ended the run\n");
     EXPECT(run.seconds < 5);
 }
 
@@ -273,7 +273,8 @@ static void a_killed_rank_ends_the_run_in_no_time(void) {
         EXPECT(exit_code(&run) == 128 + SIGKILL);
         char line[128];
         snprintf(line, sizeof line,
-            "rank %d was killed by signal 9 (Killed), as the system does when memory runs out; ended the "
+            "train_gpt: rank %d was killed by signal 9 (Killed), as the system does when memory runs out; "
+            "ended the "
             "run\n",
             victim);
         EXPECT_STRING(run.text, line);
@@ -285,7 +286,7 @@ static void a_rank_that_does_not_heed_the_notice_is_killed_after_the_grace(void)
     run_start(&run, 2, 0.5, work, FAULT_RANK_1_NEVER_RETURNS);
     run_wait(&run);
     EXPECT(exit_code(&run) == 9);
-    EXPECT_STRING(run.text, "rank 0 ended with exit code 9; ended the run\n");
+    EXPECT_STRING(run.text, "train_gpt: rank 0 ended with exit code 9; ended the run\n");
     EXPECT(run.seconds > 0.45 && run.seconds < 5);
 }
 
@@ -296,7 +297,7 @@ static void a_stopped_rank_ends_the_run_after_the_timeout(void) {
     kill(run.board->process[3], SIGSTOP);
     run_wait(&run);
     EXPECT(exit_code(&run) == STATUS_PEER_LOST);
-    EXPECT_STRING(run.text, "rank 3 did not arrive within 1 s; ended the run\n");
+    EXPECT_STRING(run.text, "train_gpt: rank 3 did not arrive within 1 s; ended the run\n");
     EXPECT(run.seconds > 1 && run.seconds < 8);
 }
 
@@ -316,7 +317,7 @@ static void a_number_of_ranks_that_cannot_be_is_refused(void) {
     run_start(&run, -1, 5, work, FAULT_NONE);
     run_wait(&run);
     EXPECT(exit_code(&run) == STATUS_ERROR);
-    EXPECT_STRING(run.text, "-1 ranks: must be 1 to 4096\n");
+    EXPECT_STRING(run.text, "train_gpt: -1 ranks: must be 1 to 4096\n");
 }
 
 /* ---- stop signals ---- */
@@ -370,7 +371,7 @@ static void a_second_interrupt_ends_the_run_at_once(void) {
     kill(-run.supervisor, SIGINT);
     run_wait(&run);
     EXPECT(exit_code(&run) == 128 + SIGINT);
-    EXPECT_STRING(run.text, "ended the run at once after a second interrupt\n");
+    EXPECT_STRING(run.text, "train_gpt: ended the run at once after a second interrupt\n");
 }
 
 static void a_second_interrupt_ends_a_lone_process_too(void) {
