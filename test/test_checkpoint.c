@@ -1008,14 +1008,13 @@ static void make_deep_folder(char path[PATH_BYTES], size_t length) {
     EXPECT(used == length && make_directories(path) == STATUS_OK);
 }
 
-/* Saves and looks for it; 1 if that works, 0 if it fails, which has to be with a line that says why. */
+/* Saves and looks for it: as far as its longest path fits that works, beyond it a line says why not. */
 static void save_in_deep_folder(struct rank *r, const void *argument) {
     const char *deep = argument;
     struct run_state state = state_of_step(3);
     char path[PATH_BYTES + 64], found[PATH_BYTES + 64];
     uint64_t bytes;
     fill_by_formula(r);
-    /* the longest: checkpoints/.tmp-step-00000003/optimizer-00000-of-00001.safetensors */
     bool fits =
         strlen(deep) + strlen("/checkpoints/.tmp-step-00000003/optimizer-00000-of-00001.safetensors") < 4096;
     enum status status = checkpoint_save(deep, r->optimizer, &state, OPTIONS, path, sizeof path, &bytes);
@@ -1033,8 +1032,8 @@ static void save_in_deep_folder(struct rank *r, const void *argument) {
 
 static void test_paths_up_to_the_systems_limit_work_and_longer_ones_are_an_error(void) {
     const struct setup one = {&multi_head, 1, 0, false};
-    for (size_t length = 4024; length < 4095;
-         length += length < 4030 ? 1 : 6) { /* 4027: the last that fits */
+    /* 4027 is the last that fits */
+    for (size_t length = 4024; length < 4095; length += length < 4030 ? 1 : 6) {
         char deep[PATH_BYTES], top[PATH_BYTES];
         make_deep_folder(deep, length);
         on_ranks(&one, save_in_deep_folder, deep);
