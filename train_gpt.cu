@@ -1010,9 +1010,9 @@ static enum status prepare(struct run *run, int argc, const char *const *argv, b
     return o->dry_run || again ? STATUS_OK : make_run_dir(run);
 }
 
-/* A rank that died or hung may be worth another try; an error it could name, or the user's own signal, is not. */
+/* A rank that died or hung may be worth another try; an error it could name is not, nor a run that was asked to stop. */
 static bool worth_a_restart(int code) {
-    return code == STATUS_PEER_LOST || (code > 128 && code != 128 + SIGINT && code != 128 + SIGTERM);
+    return launch_signal_caught() == 0 && (code == STATUS_PEER_LOST || code > 128);
 }
 
 /* OpenMP threads that spin while they wait for each other starve on a machine that has other work, and a step takes ten
@@ -1042,6 +1042,7 @@ static void fill_standard_files(void) {
 int main(int argc, char **argv) {
     static struct run run; /* zeroed; too large for comfort on the stack */
     fill_standard_files();
+    signal(SIGPIPE, SIG_IGN); /* what nobody reads any more (`| head -1`) is lost, and the run goes on */
     make_openmp_wait_calmly(argv);
     int code = 0;
     log_enable(true);

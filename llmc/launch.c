@@ -1,9 +1,9 @@
 /* Starting ranks on this machine, watching over them, and the signals that stop a run.
 
-   The supervisor forks the ranks, then only waits: for a rank's end (SIGCHLD), for SIGINT or SIGTERM, for
-   the end of the grace that ranks have once one has failed. Its signals are blocked except while it sleeps
-   in pselect, so that none is missed between looking and sleeping. Ranks start with the signal mask and
-   handlers that the process had before. */
+   The supervisor forks the ranks, then only waits: for a rank's end (SIGCHLD), for a stop signal, for the
+   end of the grace that ranks have once one has failed. Its signals are blocked except while it sleeps in
+   pselect, so that none is missed between looking and sleeping. Ranks are forked with the handlers of the
+   stop signals in place: however early one comes, it is caught. */
 #include "launch.h"
 
 #include <errno.h>
@@ -27,7 +27,8 @@
    forwarded. */
 enum role { ROLE_ALONE, ROLE_SUPERVISOR, ROLE_RANK };
 
-enum { SAME_WISH_MS = 200 };
+enum { SAME_WISH_MS = 200, STOP_SIGNALS = 3 };
+static const int stop_signals[STOP_SIGNALS] = {SIGHUP, SIGINT, SIGTERM};
 
 /* Handlers have no other way to say something than static variables. */
 static volatile sig_atomic_t role = ROLE_ALONE;
@@ -59,18 +60,26 @@ static void notice_child(int number) {
 
 static void stop_signal_set(sigset_t *set) {
     sigemptyset(set);
-    sigaddset(set, SIGINT);
-    sigaddset(set, SIGTERM);
+    for (int i = 0; i < STOP_SIGNALS; i++) {
+        sigaddset(set, stop_signals[i]);
+    }
+}
+
+/* nohup's word that the run is to outlive its terminal */
+static bool hangup_is_ignored(void) {
+    struct sigaction now;
+    return sigaction(SIGHUP, NULL, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
 void launch_catch_signals(void) {
     /* Reads and writes go on after a signal instead of failing with EINTR. */
     struct sigaction action = {.sa_handler = catch_stop_signal, .sa_flags = SA_RESTART};
     stop_signal_set(&action.sa_mask);
-    first_signal = 0;
-    end_at_once = 0;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    for (int i = 0; i < STOP_SIGNALS; i++) {
+        if (stop_signals[i] != SIGHUP || !hangup_is_ignored()) {
+            sigaction(stop_signals[i], &action, NULL);
+        }
+    }
 }
 
 int launch_signal_caught(void) {
@@ -101,7 +110,7 @@ void launch_print_error(const char *format, ...) {
 /* What launch_local changes in the process and puts back. */
 struct signal_state {
     sigset_t mask;
-    struct sigaction child, interrupt, terminate;
+    struct sigaction child, stop[STOP_SIGNALS];
 };
 
 static void signals_supervise(struct signal_state *before) {
@@ -109,8 +118,11 @@ static void signals_supervise(struct signal_state *before) {
     stop_signal_set(&blocked);
     sigaddset(&blocked, SIGCHLD);
     sigprocmask(SIG_BLOCK, &blocked, &before->mask);
-    sigaction(SIGINT, NULL, &before->interrupt);
-    sigaction(SIGTERM, NULL, &before->terminate);
+    for (int i = 0; i < STOP_SIGNALS; i++) {
+        sigaction(stop_signals[i], NULL, &before->stop[i]);
+    }
+    first_signal = 0;
+    end_at_once = 0;
     launch_catch_signals();
     role = ROLE_SUPERVISOR;
     struct sigaction child = {.sa_handler = notice_child};
@@ -118,11 +130,19 @@ static void signals_supervise(struct signal_state *before) {
     sigaction(SIGCHLD, &child, &before->child);
 }
 
+/* In a rank just forked, where stop signals are still blocked: they stay caught. */
+static void signals_of_rank(const struct signal_state *before) {
+    role = ROLE_RANK;
+    sigaction(SIGCHLD, &before->child, NULL);
+    sigprocmask(SIG_SETMASK, &before->mask, NULL);
+}
+
 static void signals_restore(const struct signal_state *before) {
     role = ROLE_ALONE;
     sigaction(SIGCHLD, &before->child, NULL);
-    sigaction(SIGINT, &before->interrupt, NULL);
-    sigaction(SIGTERM, &before->terminate, NULL);
+    for (int i = 0; i < STOP_SIGNALS; i++) {
+        sigaction(stop_signals[i], &before->stop[i], NULL);
+    }
     sigprocmask(SIG_SETMASK, &before->mask, NULL);
 }
 
@@ -147,8 +167,7 @@ static void signal_ranks(const struct supervisor *s, int number) {
 
 _Noreturn static void become_rank(
     const struct supervisor *s, int rank, pid_t supervisor, launch_main main_function, void *context) {
-    signals_restore(&s->signals_before);
-    role = ROLE_RANK;
+    signals_of_rank(&s->signals_before);
 #ifdef __linux__
     /* Elsewhere a rank notices its supervisor's death in its next collective. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -230,8 +249,9 @@ static void reap_ranks(struct supervisor *s) {
 
 static void sleep_until_signal(const struct supervisor *s) {
     sigset_t open = s->signals_before.mask;
-    sigdelset(&open, SIGINT);
-    sigdelset(&open, SIGTERM);
+    for (int i = 0; i < STOP_SIGNALS; i++) {
+        sigdelset(&open, stop_signals[i]);
+    }
     sigdelset(&open, SIGCHLD);
     if (isinf(s->kill_time)) {
         pselect(0, NULL, NULL, NULL, NULL, &open);

@@ -1,5 +1,5 @@
 /* Starting ranks. `train_gpt --ranks 8` forks its own on this machine; the first process stays behind as
-   the supervisor: it forwards SIGINT and SIGTERM, notices a rank that ends badly, ends the others within
+   the supervisor: it forwards stop signals, notices a rank that ends badly, ends the others within
    seconds and says which rank it was. Under torchrun, Slurm or mpirun the environment says who this process
    is.
 
@@ -42,9 +42,10 @@ bool launch_first_failure(const struct launch_rank *rank);
 /* One line on stderr, without its end, behind the program's name: all that a run says of its failure. */
 void launch_print_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* SIGINT and SIGTERM only set a flag, from here on; the loop asks after each step. A SIGINT after the first
-   signal ends the run at once, unless it follows so closely that it is the same wish: `timeout` and
-   terminals signal a process and its whole group. */
+/* The stop signals SIGINT, SIGTERM and SIGHUP (unless it was ignored, as nohup has it) only set a flag, from
+   here on; the loop asks after each step. Ranks forked by launch_local are so from their first moment. A
+   SIGINT after the first signal ends the run at once, unless it follows so closely that it is the same wish:
+   `timeout` and terminals signal a process and its whole group. */
 void launch_catch_signals(void);
 int launch_signal_caught(void); /* 0, or the signal's number */
 

@@ -207,16 +207,17 @@ static int return_at_once(const struct launch_rank *rank, void *context) {
     return 0;
 }
 static void signal_handlers_and_mask_are_put_back(void) {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGCHLD};
-    struct sigaction before[3], after[3];
+    enum { NUMBERS = 4 };
+    static const int numbers[NUMBERS] = {SIGINT, SIGTERM, SIGHUP, SIGCHLD};
+    struct sigaction before[NUMBERS], after[NUMBERS];
     sigset_t mask_before, mask_after;
     sigprocmask(SIG_SETMASK, NULL, &mask_before);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < NUMBERS; i++) {
         sigaction(numbers[i], NULL, &before[i]);
     }
     EXPECT(launch_local(2, 1 << 16, 1, return_at_once, NULL) == 0);
     sigprocmask(SIG_SETMASK, NULL, &mask_after);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < NUMBERS; i++) {
         sigaction(numbers[i], NULL, &after[i]);
         EXPECT(after[i].sa_handler == before[i].sa_handler);
         EXPECT(sigismember(&mask_after, numbers[i]) == sigismember(&mask_before, numbers[i]));
@@ -345,9 +346,51 @@ static void stop_with(int number, bool whole_group) {
 static void a_signal_to_the_supervisor_reaches_every_rank(void) {
     stop_with(SIGTERM, false);
     stop_with(SIGINT, false);
+    stop_with(SIGHUP, false);
 }
 static void ctrl_c_at_a_terminal_counts_once_though_it_reaches_the_whole_group(void) {
     stop_with(SIGINT, true);
+}
+static void a_terminal_that_hangs_up_stops_the_run(void) {
+    stop_with(SIGHUP, true);
+}
+
+static void under_nohup_a_hangup_is_ignored(void) {
+    struct sigaction before, ignore = {.sa_handler = SIG_IGN};
+    struct run run;
+    sigaction(SIGHUP, &ignore, &before);
+    run_start(&run, 4, 30, work, FAULT_NONE);
+    sigaction(SIGHUP, &before, NULL);
+    wait_for_ranks(&run, 4);
+    struct board *board = run.board;
+    kill(-run.supervisor, SIGHUP);
+    usleep(100000);
+    EXPECT(board->signal_seen[0] == 0 && waitpid(run.supervisor, &run.ending, WNOHANG) == 0);
+    kill(run.supervisor, SIGTERM);
+    run_wait(&run);
+    EXPECT(exit_code(&run) == 0);
+    EXPECT_STRING(run.text, "");
+}
+
+/* The first rank asks for the stop while the others may still have to be forked; all listen late. */
+static int stop_at_birth(const struct launch_rank *rank, void *context) {
+    (void)context;
+    if (rank->rank == 0) {
+        kill(getppid(), SIGTERM);
+    }
+    usleep(50000);
+    launch_catch_signals();
+    for (int waits = 0; launch_signal_caught() == 0 && waits < 5000; waits++) {
+        usleep(1000);
+    }
+    return launch_signal_caught() == SIGTERM ? 0 : 1;
+}
+static void a_signal_before_the_ranks_listen_is_not_lost_and_kills_none(void) {
+    struct run run;
+    run_start(&run, 4, 30, stop_at_birth, FAULT_NONE);
+    run_wait(&run);
+    EXPECT(exit_code(&run) == 0);
+    EXPECT_STRING(run.text, "");
 }
 
 static int stubborn(const struct launch_rank *rank, void *context) {
@@ -402,6 +445,9 @@ int main(void) {
     RUN(a_number_of_ranks_that_cannot_be_is_refused);
     RUN(a_signal_to_the_supervisor_reaches_every_rank);
     RUN(ctrl_c_at_a_terminal_counts_once_though_it_reaches_the_whole_group);
+    RUN(a_terminal_that_hangs_up_stops_the_run);
+    RUN(under_nohup_a_hangup_is_ignored);
+    RUN(a_signal_before_the_ranks_listen_is_not_lost_and_kills_none);
     RUN(a_second_interrupt_ends_the_run_at_once);
     RUN(a_second_interrupt_ends_a_lone_process_too);
     return test_summary();

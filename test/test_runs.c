@@ -13,6 +13,7 @@
 #include "test.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -148,15 +149,16 @@ struct trainer {
 };
 
 /* One command for the first start and every resume. `more` ends with NULL. */
-static void trainer_start(struct trainer *t, const char *run_dir, const char *const *more) {
+static void trainer_start_printing_to(
+    struct trainer *t, int output, const char *run_dir, const char *const *more) {
     char data[PATH_BYTES], validation[PATH_BYTES];
     snprintf(data, sizeof data, "%s/train*.bin", folder);
     snprintf(validation, sizeof validation, "%s/val.bin", folder);
-    const char *arguments[64] = {trainer, "--device", "cpu", "--threads", "1", "--quiet", "--model", "tiny",
-        "--layers", "2", "--channels", "32", "--heads", "4", "--seq-len", "16", "--vocab-size", "64",
-        "--global-batch", "128", "--steps", "20", "--warmup-steps", "4", "--learning-rate", "3e-3",
-        "--train-data", data, "--val-data", validation, "--eval-every", "5", "--eval-batches", "0",
-        "--sample-every", "0", "--run-dir", run_dir, "--resume"};
+    const char *arguments[64] = {trainer, "--device", "cpu", "--threads", "1", "--model", "tiny", "--layers",
+        "2", "--channels", "32", "--heads", "4", "--seq-len", "16", "--vocab-size", "64", "--global-batch",
+        "128", "--steps", "20", "--warmup-steps", "4", "--learning-rate", "3e-3", "--train-data", data,
+        "--val-data", validation, "--eval-every", "5", "--eval-batches", "0", "--sample-every", "0",
+        "--run-dir", run_dir, "--resume"};
     int count = 0, ends[2];
     while (arguments[count] != NULL) {
         count++;
@@ -172,14 +174,18 @@ static void trainer_start(struct trainer *t, const char *run_dir, const char *co
         dup2(ends[1], STDERR_FILENO);
         close(ends[0]);
         close(ends[1]);
-        if (freopen("/dev/null", "w", stdout) == NULL) {
-            _exit(126);
-        }
+        dup2(output, STDOUT_FILENO);
         execv(arguments[0], (char *const *)arguments);
         _exit(127);
     }
     close(ends[1]);
     t->errors = ends[0];
+}
+
+static void trainer_start(struct trainer *t, const char *run_dir, const char *const *more) {
+    int nowhere = open("/dev/null", O_WRONLY);
+    trainer_start_printing_to(t, nowhere, run_dir, more);
+    close(nowhere);
 }
 
 /* True once it has ended. */
@@ -270,16 +276,11 @@ static void kill_all(struct trainer *t, uint64_t *index) {
 }
 
 static void ask_to_stop(struct trainer *t, uint64_t *index) {
-    (void)index;
-    kill(t->process, SIGTERM);
+    int number = draw(index) < 0.5 ? SIGTERM : SIGHUP; /* of a job scheduler, of a terminal that is closed */
+    kill(t->process, number);
     EXPECT(trainer_wait(t));
-    if (WIFEXITED(t->ending) && WEXITSTATUS(t->ending) == 128 + SIGTERM) {
-        ended_for(
-            t, 128 + SIGTERM, "was killed by signal 15"); /* a rank that did not listen to signals yet */
-    } else {
-        ended_by_signal(t, SIGTERM);
-        EXPECT(t->ending != 0 || saved_step(t->run_dir) == logged_step(t->run_dir));
-    }
+    ended_by_signal(t, number); /* if it came before the program listened */
+    EXPECT(t->ending != 0 || saved_step(t->run_dir) == logged_step(t->run_dir));
 }
 
 static void kill_rank(struct trainer *t, int rank, pid_t process) {
@@ -429,6 +430,31 @@ static void a_run_restarts_by_itself_when_its_ranks_are_killed(void) {
     free_outcome(&reference);
 }
 
+/* As `train_gpt ... | head -1` does. */
+static void a_run_whose_reader_has_gone_goes_on_to_its_end(void) {
+    static const char *const one[] = {"--micro-batch", "4", NULL};
+    static const char *const two[] = {"--micro-batch", "4", "--ranks", "2", NULL};
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        const char *const *more = ranks == 1 ? one : two;
+        char run_dir[PATH_BYTES];
+        struct outcome reference;
+        struct trainer t;
+        int ends[2];
+        snprintf(run_dir, sizeof run_dir, "%s/reader-%d-reference", folder, ranks);
+        run_to_end(run_dir, more);
+        read_outcome(&reference, run_dir);
+        snprintf(run_dir, sizeof run_dir, "%s/reader-%d", folder, ranks);
+        EXPECT(pipe(ends) == 0);
+        close(ends[0]);
+        trainer_start_printing_to(&t, ends[1], run_dir, more);
+        close(ends[1]);
+        EXPECT(trainer_wait(&t));
+        ended_well(&t);
+        finish_run(run_dir, &reference);
+        free_outcome(&reference);
+    }
+}
+
 /* ---- ranks, ZeRO stages and micro-batches ---- */
 
 static void train_split(struct outcome *o, int ranks, int zero, int micro_batch) {
@@ -500,6 +526,7 @@ int main(void) {
     RUN(a_run_asked_to_stop_at_50_random_moments_ends_as_if_nothing_had_happened);
     RUN(ranks_killed_stopped_or_delayed_at_50_random_moments_lose_nothing);
     RUN(a_run_restarts_by_itself_when_its_ranks_are_killed);
+    RUN(a_run_whose_reader_has_gone_goes_on_to_its_end);
     RUN(ranks_zero_stages_and_micro_batches_give_the_same_losses);
     remove_tree(folder);
     return test_summary();
