@@ -1055,7 +1055,8 @@ int main(int argc, char **argv) {
         if (run.options.help || run.options.plan) {
             break;
         }
-        code = launch_local((int)run.options.ranks, (size_t)4 << 20, 5.0, rank_main, &run);
+        code = launch_local(
+            (int)run.options.ranks, run.options.max_restarts > 0, (size_t)4 << 20, 5.0, rank_main, &run);
         if (!worth_a_restart(code) || restarts == run.options.max_restarts || run.options.dry_run) {
             break;
         }

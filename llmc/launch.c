@@ -318,9 +318,9 @@ static enum status run_ranks(
     return status;
 }
 
-int launch_local(
-    int ranks, size_t window_bytes, double grace_seconds, launch_main main_function, void *context) {
-    if (ranks == 1) {
+int launch_local(int ranks, bool supervised, size_t window_bytes, double grace_seconds,
+    launch_main main_function, void *context) {
+    if (ranks == 1 && !supervised) {
         struct launch_rank self = {0, 1, 0, 1, NULL};
         return main_function(&self, context);
     }

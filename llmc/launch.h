@@ -21,19 +21,20 @@ extern "C" {
 struct launch_rank {
     int rank, ranks;                   /* in the whole run */
     int local_rank, local_ranks;       /* on this machine */
-    struct comm_shared_memory *shared; /* NULL if the ranks were not forked here, or there is one */
+    struct comm_shared_memory *shared; /* NULL if the rank was not forked here */
 };
 
 /* What a rank does; returns its exit code. */
 typedef int (*launch_main)(const struct launch_rank *rank, void *context);
 
-/* Runs main_function on `ranks` ranks of this machine (1: in this process) and returns the exit code of the
-   run: 0 if all ranks returned 0; else that of the first to fail, 128 + the signal's number if one killed
-   it, STATUS_PEER_LOST if it did not arrive in time. A rank that fails ends the others: within
-   grace_seconds by notice through the shared memory, then by SIGKILL (at once the one that did not arrive).
-   If the supervisor itself dies its ranks die too. Call it before the process has threads. */
-int launch_local(
-    int ranks, size_t window_bytes, double grace_seconds, launch_main main_function, void *context);
+/* Runs main_function on `ranks` ranks of this machine and returns the exit code of the run: 0 if all ranks
+   returned 0; else that of the first to fail, 128 + the signal's number if one killed it, STATUS_PEER_LOST if
+   it did not arrive in time. One rank runs in this process, unless it is to be `supervised`, which outlives
+   its crash; several always are. A rank that fails ends the others: within grace_seconds by notice through
+   the shared memory, then by SIGKILL (at once the one that did not arrive). If the supervisor itself dies its
+   ranks die too. Call it before the process has threads. */
+int launch_local(int ranks, bool supervised, size_t window_bytes, double grace_seconds,
+    launch_main main_function, void *context);
 
 /* Called by a rank that failed, before it prints its error: true if it is the first of those forked here
    (or was not forked here), so that the error is its to print. Tells the other ranks. */

@@ -49,7 +49,7 @@ static void run_start_with_timeout(
         dup2(ends[1], STDERR_FILENO);
         close(ends[1]);
         run->board->supervisor = getpid();
-        _exit(launch_local(ranks, 1 << 16, grace_seconds, work, run->board));
+        _exit(launch_local(ranks, false, 1 << 16, grace_seconds, work, run->board));
     }
     close(ends[1]);
     run->errors = ends[0];
@@ -177,7 +177,7 @@ static void every_rank_runs_once_in_a_process_of_its_own(void) {
     fflush(stdout);
     dup2(fileno(file), STDOUT_FILENO);
     printf("before;");
-    int code = launch_local(4, 1 << 16, 1, count_ranks, board);
+    int code = launch_local(4, true, 1 << 16, 1, count_ranks, board);
     fflush(stdout);
     dup2(terminal, STDOUT_FILENO);
     close(terminal);
@@ -199,7 +199,30 @@ static int same_process(const struct launch_rank *rank, void *context) {
 }
 static void one_rank_runs_in_this_process(void) {
     pid_t process = getpid();
-    EXPECT(launch_local(1, 1 << 16, 1, same_process, &process) == 42);
+    EXPECT(launch_local(1, false, 1 << 16, 1, same_process, &process) == 42);
+}
+
+static int kill_itself(const struct launch_rank *rank, void *context) {
+    bool sane = rank->rank == 0 && rank->ranks == 1 && rank->local_ranks == 1 && rank->shared != NULL &&
+                getppid() == *(pid_t *)context;
+    if (sane) {
+        kill(getpid(), SIGSEGV);
+    }
+    return 1;
+}
+static void one_supervised_rank_runs_in_a_process_of_its_own_and_may_crash(void) {
+    pid_t process = getpid();
+    char text[128] = "";
+    int ends[2], terminal = dup(STDERR_FILENO);
+    EXPECT(pipe(ends) == 0);
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[1]);
+    EXPECT(launch_local(1, true, 1 << 16, 1, kill_itself, &process) == 128 + SIGSEGV);
+    dup2(terminal, STDERR_FILENO);
+    close(terminal);
+    EXPECT(read(ends[0], text, sizeof text - 1) > 0);
+    close(ends[0]);
+    EXPECT_STRING(text, "train_gpt: rank 0 was killed by signal 11 (Segmentation fault); ended the run\n");
 }
 
 static int return_at_once(const struct launch_rank *rank, void *context) {
@@ -215,7 +238,7 @@ static void signal_handlers_and_mask_are_put_back(void) {
     for (int i = 0; i < NUMBERS; i++) {
         sigaction(numbers[i], NULL, &before[i]);
     }
-    EXPECT(launch_local(2, 1 << 16, 1, return_at_once, NULL) == 0);
+    EXPECT(launch_local(2, true, 1 << 16, 1, return_at_once, NULL) == 0);
     sigprocmask(SIG_SETMASK, NULL, &mask_after);
     for (int i = 0; i < NUMBERS; i++) {
         sigaction(numbers[i], NULL, &after[i]);
@@ -433,6 +456,7 @@ static void a_second_interrupt_ends_a_lone_process_too(void) {
 int main(void) {
     RUN(every_rank_runs_once_in_a_process_of_its_own);
     RUN(one_rank_runs_in_this_process);
+    RUN(one_supervised_rank_runs_in_a_process_of_its_own_and_may_crash);
     RUN(signal_handlers_and_mask_are_put_back);
     RUN(a_rank_that_fails_tells_its_error_once_and_its_code_is_the_runs);
     RUN(an_error_that_all_ranks_meet_is_told_once);

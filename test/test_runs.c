@@ -224,8 +224,8 @@ static void run_to_end(const char *run_dir, const char *const *more) {
     EXPECT(t.ending == 0);
 }
 
-/* The process of rank 0 or 1 of two; -1 if they are not both there (yet, or any more). */
-static pid_t find_rank(const struct trainer *t, int rank) {
+/* The process of a rank; -1 if the ranks, at most two, are not all there (yet, or any more). */
+static pid_t find_rank(const struct trainer *t, int rank, int ranks) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)t->process, (int)t->process);
     FILE *file = fopen(path, "r");
@@ -233,9 +233,9 @@ static pid_t find_rank(const struct trainer *t, int rank) {
     if (file == NULL) {
         return -1;
     }
-    bool both = fscanf(file, "%d %d", &process[0], &process[1]) == 2;
+    bool all = fscanf(file, "%d %d", &process[0], &process[1]) == ranks;
     fclose(file);
-    return both ? process[rank] : -1;
+    return all ? process[rank] : -1;
 }
 
 /* ---- faults ---- */
@@ -316,7 +316,7 @@ static void stop_rank(struct trainer *t, int rank, pid_t process) {
 static void strike_a_rank(struct trainer *t, uint64_t *index) {
     int rank = draw(index) < 0.5 ? 0 : 1;
     double choice = draw(index);
-    pid_t process = find_rank(t, rank);
+    pid_t process = find_rank(t, rank, 2);
     if (process <= 0 || choice < 0.1) {
         kill_all(t, index);
     } else if (choice < 0.2) {
@@ -419,7 +419,7 @@ static void a_run_restarts_by_itself_when_its_ranks_are_killed(void) {
     int kills = 0;
     while (kills < KILLS && !trainer_ended(&t)) {
         usleep((useconds_t)(draw(&index) * longest_seconds * 1e6));
-        pid_t process = find_rank(&t, draw(&index) < 0.5 ? 0 : 1);
+        pid_t process = find_rank(&t, draw(&index) < 0.5 ? 0 : 1, 2);
         kills += process > 0 && kill(process, SIGKILL) == 0;
     }
     EXPECT(trainer_wait(&t));
@@ -427,6 +427,31 @@ static void a_run_restarts_by_itself_when_its_ranks_are_killed(void) {
     EXPECT_CONTAINS(t.text, "restart 1 of 100");
     finish_run(run_dir, &reference);
     printf("    %d kills, seed %llu\n", kills, (unsigned long long)seed);
+    free_outcome(&reference);
+}
+
+static void a_single_rank_that_is_killed_is_restarted_too(void) {
+    static const char *const calm[] = {"--micro-batch", "1", "--checkpoint-every", "1", NULL};
+    static const char *const more[] = {
+        "--micro-batch", "1", "--checkpoint-every", "1", "--max-restarts", "1", NULL};
+    char run_dir[PATH_BYTES];
+    struct outcome reference;
+    struct trainer t;
+    snprintf(run_dir, sizeof run_dir, "%s/restart-reference", folder);
+    run_to_end(run_dir, calm);
+    read_outcome(&reference, run_dir);
+    snprintf(run_dir, sizeof run_dir, "%s/restart", folder);
+    trainer_start(&t, run_dir, more);
+    while (saved_step(run_dir) < 2 && !trainer_ended(&t)) {
+        usleep(500);
+    }
+    pid_t process = find_rank(&t, 0, 1);
+    EXPECT(process > 0 && kill(process, SIGKILL) == 0);
+    EXPECT(trainer_wait(&t));
+    EXPECT(t.ending == 0);
+    EXPECT_CONTAINS(t.text, "train_gpt: rank 0 was killed by signal 9");
+    EXPECT_CONTAINS(t.text, "train_gpt: restart 1 of 1\n");
+    finish_run(run_dir, &reference);
     free_outcome(&reference);
 }
 
@@ -526,6 +551,7 @@ int main(void) {
     RUN(a_run_asked_to_stop_at_50_random_moments_ends_as_if_nothing_had_happened);
     RUN(ranks_killed_stopped_or_delayed_at_50_random_moments_lose_nothing);
     RUN(a_run_restarts_by_itself_when_its_ranks_are_killed);
+    RUN(a_single_rank_that_is_killed_is_restarted_too);
     RUN(a_run_whose_reader_has_gone_goes_on_to_its_end);
     RUN(ranks_zero_stages_and_micro_batches_give_the_same_losses);
     remove_tree(folder);
