@@ -79,13 +79,22 @@ static enum status open_json(struct tokenizer **out, const char *text, size_t by
     return status;
 }
 
+static enum status open_text(struct tokenizer **out, char *text, size_t bytes, const char *path) {
+    static const char version[] = "#version";
+    if (text[strspn(text, " \t\r\n")] == '{') {
+        return open_json(out, text, bytes, path);
+    }
+    if (strncmp(text, version, strlen(version)) == 0) {
+        return fail("%s: these are merges; give the vocab.json that belongs to them", path);
+    }
+    return tokenizer_from_ranks(out, text, bytes, path);
+}
+
 static enum status open_file(struct tokenizer **out, const char *path) {
-    char *text;
+    char *text; /* a zero follows it */
     size_t bytes;
     CHECK(read_file(path, &text, &bytes));
-    enum status status = bytes > 0 && text[strspn(text, " \t\r\n")] == '{'
-                             ? open_json(out, text, bytes, path)
-                             : tokenizer_from_ranks(out, text, bytes, path);
+    enum status status = open_text(out, text, bytes, path);
     free(text);
     return status;
 }

@@ -167,18 +167,17 @@ def hugging_face_differences(hf):
 
 
 def read_texts(paths, limit):
+    """The files below the paths that are UTF-8, unpacked, up to `limit` bytes."""
     texts, size = [], 0
     for path in paths:
-        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        for file in files:
+        for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
             if size >= limit:
                 return texts
-            data = file.read_bytes()
             try:
-                text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode()
+                data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+                texts.append(data.decode())
             except (UnicodeDecodeError, OSError, EOFError):
                 continue
-            texts.append(text)
             size += len(data)
     return texts
 
@@ -257,7 +256,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("vocabulary", type=Path, help="folder with vocab.json and merges.txt")
     parser.add_argument("--text", type=Path, action="append", default=[], help="more files and folders of UTF-8 text")
-    parser.add_argument("--megabytes", type=float, default=100, help="of such text and of man pages, at most")
+    parser.add_argument("--megabytes", type=float, default=100, help="of man pages, and of such text, at most")
     parser.add_argument("--random", type=int, default=100000, help="number of random byte strings and texts")
     parser.add_argument("--seed", type=int, default=1337)
     arguments = parser.parse_args()

@@ -521,6 +521,11 @@ static void test_missing_and_strange_files_are_named(void) {
     EXPECT_STRING(error_message(), "/dev/zero: no file of at most 16 MiB, as a vocabulary is");
 }
 
+static void test_merges_alone_are_refused(void) {
+    write_changed("merges.txt", "#", "#");
+    expect_refused("merges.txt", "these are merges; give the vocab.json that belongs to them");
+}
+
 static void test_names_of_openai_and_lines_of_windows_are_read(void) {
     size_t vocab_bytes, merges_bytes, used = 0;
     char *vocab = read_golden("vocab.json", &vocab_bytes), *merges = read_golden("merges.txt", &merges_bytes);
@@ -695,6 +700,7 @@ int main(void) {
     RUN(test_damaged_files_are_refused_with_one_line);
     RUN(test_damaged_merges_are_refused_by_their_number);
     RUN(test_missing_and_strange_files_are_named);
+    RUN(test_merges_alone_are_refused);
     RUN(test_names_of_openai_and_lines_of_windows_are_read);
     RUN(test_a_vocabulary_without_end_of_text_gets_one);
     RUN(test_tokens_without_merges_are_read_but_not_made);
