@@ -17,6 +17,10 @@ OPTIMIZE ?= -O3
 SANITIZE ?=
 NVCC ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 
+# as many commands at once as there are processors; JOBS=1 for one after the other
+JOBS ?= $(shell nproc 2>/dev/null || echo 1)
+MAKEFLAGS += -j$(JOBS)
+
 # ---- what this machine has ---------------------------------------------------------------------------------
 
 HASH := \#
@@ -93,6 +97,11 @@ GPU_TESTS := $(addprefix $(BUILD)/,$(basename $(wildcard test/gpu_*.c test/gpu_*
 GPU_TEST_SCRIPTS := $(wildcard test/gpu_*.sh)
 FUZZERS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/fuzz_*.c))
 
+# Commands are shown in short; V=1 shows them whole.
+ifeq ($(V),)
+say = @printf '  %-5s %s\n' '$(1)' '$(2)';
+endif
+
 .PHONY: all train test test-unit gpu-tests test-gpu bench-ops bench-attention fuzz format format-check config help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -118,28 +127,28 @@ $(FLAGS_STAMP):
 
 $(BUILD)/%.o: %.c $(FLAGS_STAMP)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+	$(call say,cc,$<)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/llmc/cpu/%.f32.o: llmc/cpu/%.c $(FLAGS_STAMP)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+	$(call say,cc,$<)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/llmc/cpu/%.f64.o: llmc/cpu/%.c $(FLAGS_STAMP)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -DCPU_F64 -MMD -MP -c $< -o $@
+	$(call say,cc,$< in double)$(CC) $(CPPFLAGS) $(CFLAGS) -DCPU_F64 -MMD -MP -c $< -o $@
 
 ifeq ($(HAVE_NVCC),yes)
 $(BUILD)/%.o: %.cu $(FLAGS_STAMP)
 	@mkdir -p $(@D)
-	$(NVCC) $(CPPFLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
+	$(call say,nvcc,$<)$(NVCC) $(CPPFLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
 else
 $(BUILD)/train_gpt.o: train_gpt.cu $(FLAGS_STAMP)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -x c -c $< -o $@
+	$(call say,cc,$<)$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -x c -c $< -o $@
 endif
 
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(OBJECTS)
-	$(LINK)
+	$(call say,link,$@)$(LINK)
 
 # the program where people look for it: a copy of the last build's
 .PHONY: train_gpt
@@ -147,31 +156,31 @@ train_gpt: $(BUILD)/train_gpt
 	@cmp -s $< $@ || cp -f $< $@
 
 $(BUILD)/prepare: $(BUILD)/data/prepare.o $(OBJECTS)
-	$(LINK)
+	$(call say,link,$@)$(LINK)
 
 $(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS)
-	$(LINK)
+	$(call say,link,$@)$(LINK)
 
 $(BUILD)/attention/bench: $(BUILD)/attention/bench.o $(OBJECTS)
-	$(LINK)
+	$(call say,link,$@)$(LINK)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
 # ---- jobs --------------------------------------------------------------------------------------------------
 
 train: all
-	FLASHGPT_BUILD=$(BUILD) scripts/train_on_own_text.sh $(ARGS)
+	@FLASHGPT_BUILD=$(BUILD) scripts/train_on_own_text.sh $(ARGS)
 
 test: all $(TESTS)
-	test/run_tests.sh $(BUILD) $(TESTS) $(TEST_SCRIPTS)
+	@test/run_tests.sh $(BUILD) $(TESTS) $(TEST_SCRIPTS)
 
 # the C tests alone: what the sanitizer builds run
 test-unit: $(BUILD)/train_gpt $(TESTS)
-	test/run_tests.sh $(BUILD) $(TESTS)
+	@test/run_tests.sh $(BUILD) $(TESTS)
 
 gpu-tests: $(GPU_TESTS) $(BUILD)/test/bench_ops $(BUILD)/attention/bench
 test-gpu: all $(GPU_TESTS)
-	test/run_tests.sh $(BUILD) $(GPU_TESTS) $(GPU_TEST_SCRIPTS)
+	@test/run_tests.sh $(BUILD) $(GPU_TESTS) $(GPU_TEST_SCRIPTS)
 
 # what the kernels reach on the GPU that is there
 bench-ops: $(BUILD)/test/bench_ops
@@ -197,4 +206,4 @@ help:
 	@echo "# make format          clang-format every source; format-check only looks"
 	@echo "# make fuzz            the fuzzers (see the Makefile)"
 	@echo "# variables: CC=clang BUILD=dir CUDA=0|1 NCCL=0|1 OPENMP=0|1 OPENBLAS=0|1 MARCH=x86-64-v3"
-	@echo "#            GPU_ARCH='80 90a' SANITIZE=address,undefined OPTIMIZE=-O1"
+	@echo "#            GPU_ARCH='80 90a' SANITIZE=address,undefined OPTIMIZE=-O1 JOBS=1 V=1"

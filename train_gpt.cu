@@ -27,7 +27,7 @@
 #include "llmc/schedule.h"
 #include "llmc/tokenizer.h"
 
-enum { PATH_BYTES = 4096, LONGEST_RUN_DIR = 3500 };
+enum { PATH_BYTES = 4096, LONGEST_RUN_DIR = 1500 };
 
 /* What is known before the ranks start; they inherit it through the fork. */
 struct run {

@@ -48,7 +48,7 @@ struct options {
     /* data */
     char *train_data, *val_data; /* "synthetic" or a glob; val "" = none */
     bool shuffle;
-    char *tokenizer; /* "bytes" or "none" ("auto" before the preset is known) */
+    char *tokenizer; /* "bytes", "none" or a path ("auto" before the preset is known) */
     /* evaluation, samples, checkpoints */
     int64_t eval_every;   /* steps; 0: off */
     int64_t eval_batches; /* micro-batches over all ranks; 0: all of the validation data */
