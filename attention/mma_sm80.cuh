@@ -34,6 +34,11 @@ __device__ __forceinline__ int lane_index() {
 __device__ __forceinline__ int warp_index() {
     return (int)(threadIdx.x / LANES);
 }
+/* The same by way of a shuffle, which tells the compiler that all lanes have the same: what follows from it then takes
+   one register of the warp, not one of every lane. */
+__device__ __forceinline__ int uniform_warp_index() {
+    return __shfl_sync(~0u, warp_index(), 0);
+}
 
 /* ---- instructions ---- */
 
@@ -148,16 +153,6 @@ __device__ __forceinline__ void reduce_add_4(float *to, const float (&c)[4]) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(c[0]), "f"(c[1]),
                  "f"(c[2]), "f"(c[3])
                  : "memory");
-}
-
-__device__ __forceinline__ int load_acquire(const int *from) {
-    int value;
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ void store_release(int *to, int value) {
-    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
 /* ---- shared tiles ---- */

@@ -55,17 +55,20 @@ int fa2_padded_head_dim(int64_t head_dim) {
     return dims[i];
 }
 
+/* Thread blocks that fill a GPU of 132 multiprocessors once; at small head dimensions each has two at a time. */
+static int64_t blocks_to_fill_a_gpu(const struct attention_params *p) {
+    return fa2_padded_head_dim(p->head_dim) <= 80 ? 256 : 128;
+}
+
 struct fa2_workspace fa2_workspace(const struct attention_params *p) {
     struct fa2_workspace w;
+    int64_t dim = fa2_padded_head_dim(p->head_dim), kv_heads = max_i64(p->batch * p->kv_heads, 1);
     w.padded_rows = round_up(p->seqlen_q, FA2_LARGEST_ROW_BLOCK);
+    w.splits = p->deterministic ? max_i64(blocks_to_fill_a_gpu(p) / kv_heads, 1) : 1;
     w.statistics_offset = 0;
     w.dq_offset = array_bytes(p->batch, p->heads, 2, w.padded_rows, sizeof(float));
-    w.turns_offset = add_bytes(w.dq_offset,
-        array_bytes(p->batch, p->heads, w.padded_rows, fa2_padded_head_dim(p->head_dim), sizeof(float)));
-    int64_t row_blocks = w.padded_rows / FA2_SMALLEST_ROW_BLOCK;
-    w.ticket_offset =
-        add_bytes(w.turns_offset, array_bytes(p->batch, p->heads, row_blocks, 1, sizeof(int32_t)));
-    w.bytes = add_bytes(w.ticket_offset, sizeof(int32_t));
+    w.bytes =
+        add_bytes(w.dq_offset, array_bytes(w.splits * p->batch, p->heads, w.padded_rows, dim, sizeof(float)));
     return w;
 }
 
