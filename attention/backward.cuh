@@ -4,9 +4,9 @@
    finish    dQ = scale * sums, rounded
 
    dQ of a row gets a part from every block of keys. Ordinarily there is a thread block for each, and they add to one sum
-   as they come: fp32 reductions in the L2 cache. Deterministic, there are only as many thread blocks as it takes to fill
-   a GPU, `splits` for a head; each takes every splits-th block of keys, in order, and adds to sums of its own, which
-   `finish` adds in order. Nobody waits for anybody, and dQ has the same bits every time. */
+   as they come: fp32 reductions in the L2 cache. Deterministic, there are several sums, `splits`, and rounds: in round r
+   the blocks of keys r * splits to (r + 1) * splits - 1, each adding to a sum of its own. The first round begins the sums;
+   `finish` adds them up, always in the same order. */
 #ifndef ATTENTION_BACKWARD_CUH
 #define ATTENTION_BACKWARD_CUH
 
@@ -23,7 +23,8 @@ struct backward_arguments {
     bool deterministic;
     int rows, columns;    /* of the main kernel's blocks */
     int key_blocks;       /* of one key/value head */
-    int64_t split_stride; /* floats from one split of dq_sums to the next */
+    int round;            /* of the main kernel */
+    int64_t split_stride; /* floats from one sum of dQ to the next; 0: there is one */
     block_order order;    /* of thread blocks and key/value heads */
 
     /* of head `index` of all sequences */
@@ -126,7 +127,7 @@ static __global__ void __launch_bounds__(FINISH_THREADS) backward_finish(backwar
     using tile = shared_tile<D>;
     int blocks = a.padded_rows / FINISH_ROWS, index = (int)(blockIdx.x / blocks);
     int row = (int)(blockIdx.x % blocks) * FINISH_ROWS, lane = lane_index();
-    for (int f = warp_index(); f < FINISH_ROWS / 16 * (D / 8); f += FINISH_THREADS / LANES) {
+    for (int f = (int)warp_index(); f < FINISH_ROWS / 16 * (D / 8); f += FINISH_THREADS / LANES) {
         float c[4];
         sum_splits<D>(c, a, index, row, f);
 #pragma unroll
@@ -163,12 +164,12 @@ static backward_arguments backward_arguments_of(
     a.lse = (const float *)p->lse;
     a.statistics = (float *)((char *)p->workspace + w.statistics_offset);
     a.dq_sums = (float *)((char *)p->workspace + w.dq_offset);
-    a.split_stride = p->batch * p->heads * w.padded_rows * D;
     a.seqlen_q = (int)p->seqlen_q, a.seqlen_k = (int)p->seqlen_k, a.padded_rows = (int)w.padded_rows;
     a.heads = (int)p->heads, a.kv_heads = (int)p->kv_heads, a.head_dim = (int)p->head_dim;
     a.scale = (float)p->scale, a.causal = p->causal;
     a.rows = rows, a.columns = columns;
     a.deterministic = p->deterministic || whole_heads;
+    a.split_stride = a.deterministic ? p->batch * p->heads * w.padded_rows * D : 0;
     a.key_blocks = (int)ceil_div(p->seqlen_k, columns);
     int64_t splits = whole_heads ? 1 : p->deterministic ? min_i64(w.splits, a.key_blocks) : a.key_blocks;
     /* read again and again of a key/value head: Q and dO of its group, and the sums of dQ */

@@ -39,7 +39,7 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
     const fa1_backward_arguments &all;
     const backward_arguments &a = all.common;
     const uint32_t shared;
-    const int warp = warp_index(), lane = lane_index();
+    const int warp = (int)warp_index(), lane = lane_index();
     const uint32_t k_warp = shared + K_OFFSET + warp * WARP_KEYS * tile::ROW_BYTES,
                    v_warp = shared + V_OFFSET + warp * WARP_KEYS * tile::ROW_BYTES,
                    weights = shared + WEIGHTS_OFFSET + warp * WEIGHTS_BYTES;
@@ -145,7 +145,7 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
     /* dQ's sums of 16 rows += dS K, the parts of all warps; deterministic, the first block of keys begins them. */
     __device__ __forceinline__ void add_dq(const float (&ds)[1][S_N][4], int head, int row) {
         uint32_t parts = shared + PARTS_OFFSET, keys_lane = tile::lane_offset(DOWN_FIRST);
-        float *sums = a.dq_sums_of<D>(a.deterministic ? split : 0, batch * a.heads + head, row);
+        float *sums = a.dq_sums_of<D>(split, batch * a.heads + head, row);
         bool begin = a.deterministic && first_key == split * COLUMNS;
 #pragma unroll
         for (int first = 0; first < SQUARES; first += FA1_EXCHANGE_SQUARES) {

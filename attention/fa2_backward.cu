@@ -53,7 +53,7 @@ template <enum dtype TYPE> struct rounded_fragment {
 
 /* ---- main ---- */
 
-template <enum dtype TYPE, int D, int SHARED_KB, bool DETERMINISTIC> struct backward_block {
+template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     static constexpr backward_tile TILE = backward_tile_of(D, SHARED_KB);
     static constexpr int ROWS = TILE.rows, COLUMNS = TILE.columns, STAGES = TILE.stages;
     static constexpr int KEY_WARPS = TILE.key_warps, QUERY_WARPS = TILE.query_warps;
@@ -93,13 +93,13 @@ template <enum dtype TYPE, int D, int SHARED_KB, bool DETERMINISTIC> struct back
 
     const backward_arguments &a;
     const uint32_t shared;
-    const int warp = uniform_warp_index(), lane = lane_index();
+    const int warp = (int)uniform_warp_index(), lane = lane_index();
     const int key_warp = warp / QUERY_WARPS, query_warp = warp % QUERY_WARPS;
     const int dq_row_warp = warp / DQ_COLUMN_WARPS, dq_column_warp = warp % DQ_COLUMN_WARPS;
 
     float dk[M][D_N][4], dv[M][D_N][4];
 
-    int batch, split, first_key; /* this thread block's number within its head; its block of keys */
+    int batch, kv_head, first_key;
 
     __device__ __forceinline__ backward_block(const backward_arguments &arguments, uint32_t shared_memory)
         : a(arguments), shared(shared_memory) {
@@ -361,12 +361,13 @@ template <enum dtype TYPE, int D, int SHARED_KB, bool DETERMINISTIC> struct back
         }
     }
 
-    /* Adds to dQ's sums of a row block; deterministic, the first block of keys begins them. */
+    /* Adds to dQ's sums of a row block. */
     __device__ __forceinline__ void step_dq(const step &s, uint32_t d_s) {
         float out[DQ_M][2 * DQ_SQUARES][4];
         multiply_over_keys(out, d_s);
-        bool begin = DETERMINISTIC && first_key == split * COLUMNS;
-        float *sums = a.dq_sums_of<D>(DETERMINISTIC ? split : 0, batch * a.heads + s.head, s.row);
+        bool begin = a.deterministic && a.round == 0;
+        int split = first_key / COLUMNS - a.round * a.order.blocks;
+        float *sums = a.dq_sums_of<D>(split, batch * a.heads + s.head, s.row);
 #pragma unroll
         for (int m = 0; m < DQ_M; m++) {
 #pragma unroll
@@ -397,10 +398,15 @@ template <enum dtype TYPE, int D, int SHARED_KB, bool DETERMINISTIC> struct back
         }
     }
 
-    /* dK and dV of one block of keys, and its part of dQ */
-    __device__ __forceinline__ void key_block(int kv_head) {
+    __device__ __forceinline__ void run() {
         constexpr int NONE = -1;
-        int group = a.heads / a.kv_heads;
+        int split, index, group = a.heads / a.kv_heads;
+        a.order.find(blockIdx.x, &split, &index);
+        batch = index / a.kv_heads, kv_head = index % a.kv_heads;
+        first_key = (a.round * a.order.blocks + split) * COLUMNS;
+        if (first_key >= a.seqlen_k) {
+            return; /* the last round may have fewer */
+        }
         int left = group * ((last_row() - a.diagonal_row(first_key)) / ROWS + 1) - 1; /* after this step */
         step now = {kv_head * group, a.diagonal_row(first_key)}, before = {0, NONE};
         clear(dk);
@@ -428,52 +434,37 @@ template <enum dtype TYPE, int D, int SHARED_KB, bool DETERMINISTIC> struct back
         __syncthreads();
         step_dq(before, shared + D_S_OFFSET);
         __syncthreads();
+        kv_head = before.head / group; /* as it was: it has not been kept meanwhile */
         store_sums(shared + K_OFFSET, dk, a.scale);
         store_sums(shared + V_OFFSET, dv, 1);
         __syncthreads();
-        store_tile<COLUMNS, D, THREADS>(a.dk.row(batch, first_key, before.head / group), a.dk.seq_stride,
+        store_tile<COLUMNS, D, THREADS>(a.dk.row(batch, first_key, kv_head), a.dk.seq_stride,
             shared + K_OFFSET, a.seqlen_k - first_key, a.head_dim, (int)threadIdx.x);
-        store_tile<COLUMNS, D, THREADS>(a.dv.row(batch, first_key, before.head / group), a.dv.seq_stride,
+        store_tile<COLUMNS, D, THREADS>(a.dv.row(batch, first_key, kv_head), a.dv.seq_stride,
             shared + V_OFFSET, a.seqlen_k - first_key, a.head_dim, (int)threadIdx.x);
-    }
-
-    __device__ __forceinline__ void run() {
-        int index;
-        a.order.find(blockIdx.x, &split, &index);
-        batch = index / a.kv_heads;
-        first_key = split * COLUMNS;
-        do {
-            key_block(index % a.kv_heads);
-            __syncthreads();
-            first_key += a.order.blocks * COLUMNS;
-        } while (DETERMINISTIC && first_key < a.seqlen_k);
     }
 };
 
-template <enum dtype TYPE, int D, int SHARED_KB, bool DETERMINISTIC>
-__global__ void __launch_bounds__(backward_block<TYPE, D, SHARED_KB, DETERMINISTIC>::THREADS,
+template <enum dtype TYPE, int D, int SHARED_KB>
+__global__ void __launch_bounds__(backward_block<TYPE, D, SHARED_KB>::THREADS,
     backward_tile_of(D, SHARED_KB).blocks) fa2_backward_main(backward_arguments a) {
     extern __shared__ __align__(1024) unsigned char shared[];
     if constexpr (SHARED_KB == COMPILED_SHARED_KB) {
-        backward_block<TYPE, D, SHARED_KB, DETERMINISTIC>(a, shared_address(shared)).run();
+        backward_block<TYPE, D, SHARED_KB>(a, shared_address(shared)).run();
     }
 }
 
 /* ---- the call ---- */
 
 template <enum dtype TYPE, int D, int SHARED_KB> struct backward_pass {
-    template <bool DETERMINISTIC>
-    static enum status launch_main(const struct attention_params *p, const backward_arguments &a) {
-        using block = backward_block<TYPE, D, SHARED_KB, DETERMINISTIC>;
-        return launch("fa2 backward", fa2_backward_main<TYPE, D, SHARED_KB, DETERMINISTIC>,
-            p->batch * p->kv_heads * a.order.blocks, block::THREADS, block::SHARED_BYTES, p->stream, a);
-    }
-
     static enum status call(const struct attention_params *p) {
-        constexpr backward_tile TILE = backward_tile_of(D, SHARED_KB);
-        backward_arguments a = backward_arguments_of<D>(p, TILE.rows, TILE.columns);
+        using block = backward_block<TYPE, D, SHARED_KB>;
+        backward_arguments a = backward_arguments_of<D>(p, block::ROWS, block::COLUMNS);
         CHECK((prepare_backward<TYPE, D>(p, a)));
-        CHECK(p->deterministic ? launch_main<true>(p, a) : launch_main<false>(p, a));
+        for (a.round = 0; a.round * a.order.blocks < a.key_blocks; a.round++) {
+            CHECK(launch("fa2 backward", fa2_backward_main<TYPE, D, SHARED_KB>,
+                p->batch * p->kv_heads * a.order.blocks, block::THREADS, block::SHARED_BYTES, p->stream, a));
+        }
         return finish_backward<TYPE, D>(p, a);
     }
 };

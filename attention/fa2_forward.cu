@@ -193,7 +193,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct forward_block {
         int block, batch_head;
         a.order.find(blockIdx.x, &block, &batch_head);
         int batch = batch_head / a.heads, head = batch_head % a.heads, kv_head = head / a.group;
-        int warp = warp_index();
+        int warp = (int)warp_index();
         int block_row = (a.order.blocks - 1 - block) * ROWS, first_row = block_row + warp * WARP_ROWS;
 
         /* How many keys the first row of the warp, its last row, and the last row of the block see. */

@@ -49,9 +49,7 @@ __host__ __device__ constexpr backward_tile backward_tile_of(int head_dim, int s
     case 80:
         return shared_kb == 99 ? backward_tile{64, 64, 4, 1, 4, 2, 1} : backward_tile{64, 64, 4, 1, 4, 2, 2};
     case 96:
-        return shared_kb == 99    ? backward_tile{64, 64, 4, 1, 2, 2, 1}
-               : shared_kb == 163 ? backward_tile{64, 128, 8, 1, 4, 2, 1}
-                                  : backward_tile{64, 64, 4, 1, 2, 2, 2};
+        return shared_kb == 99 ? backward_tile{64, 64, 4, 1, 2, 2, 1} : backward_tile{64, 128, 8, 1, 4, 2, 1};
     case 128:
         return shared_kb == 99    ? backward_tile{32, 64, 4, 1, 2, 2, 1}
                : shared_kb == 163 ? backward_tile{64, 128, 8, 1, 2, 2, 1}

@@ -31,12 +31,12 @@ __device__ __forceinline__ int lane_index() {
     return (int)(threadIdx.x % LANES);
 }
 
-__device__ __forceinline__ int warp_index() {
-    return (int)(threadIdx.x / LANES);
+__device__ __forceinline__ unsigned warp_index() {
+    return threadIdx.x / LANES;
 }
 /* The same by way of a shuffle, which tells the compiler that all lanes have the same: what follows from it then takes
    one register of the warp, not one of every lane. */
-__device__ __forceinline__ int uniform_warp_index() {
+__device__ __forceinline__ unsigned uniform_warp_index() {
     return __shfl_sync(~0u, warp_index(), 0);
 }
 

@@ -243,6 +243,7 @@ static void create_kernels(void) {
 static void run_kernel(struct problem *p, int kernel, bool deterministic) {
     const char *name = attention_kernel_name(kernel);
     struct attention_params a = params_of(p, false);
+    a.deterministic = deterministic;
     size_t saved = attention_saved_bytes(name, &a), workspace = attention_workspace_bytes(name, &a);
     if (saved > p->saved_bytes || workspace > p->workspace_bytes) {
         cudaFree(p->saved);
