@@ -275,7 +275,7 @@ static void test_a_file_is_written_byte_by_byte_as_the_format_says(void) {
 static void test_many_tensors_read_back_as_they_were_written(void) {
     enum { COUNT = 2000 };
     static struct safetensors_entry entries[COUNT];
-    static char names[COUNT][16];
+    static char names[COUNT][32];
     uint64_t values[9];
     struct safetensors_writer *writer;
     for (int i = 0; i < COUNT; i++) {
