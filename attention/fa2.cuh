@@ -2,23 +2,24 @@
 #ifndef ATTENTION_FA2_CUH
 #define ATTENTION_FA2_CUH
 
-#include "attention/mma_sm80.cuh"
+#include "attention/tile.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
 /* ---- generations ---- */
 
 /* Kilobytes of shared memory that a block may have; the tile tables are by it. */
-constexpr int shared_kb_of(int compute_capability) {
+__host__ __device__ constexpr int shared_kb_of(int compute_capability) {
     return compute_capability == 80 || compute_capability == 87                                  ? 163
            : compute_capability == 90 || (compute_capability >= 100 && compute_capability < 120) ? 227
                                                                                                  : 99;
 }
-/* Kernels for other generations than the one being compiled are empty. */
-#ifdef __CUDA_ARCH__
-constexpr int COMPILED_SHARED_KB = shared_kb_of(__CUDA_ARCH__ / 10);
-#else
-constexpr int COMPILED_SHARED_KB = 0;
+/* Kernels for other generations than the one being compiled are empty. (The test that runs kernels on the CPU compiles
+   all.) */
+#if defined(__CUDA_ARCH__)
+#define COMPILED_FOR(shared_kb) ((shared_kb) == shared_kb_of(__CUDA_ARCH__ / 10))
+#elif !defined(COMPILED_FOR)
+#define COMPILED_FOR(shared_kb) false
 #endif
 
 /* Pass<dtype, padded head dimension, SHARED_KB>::call(p, more...) for what the arguments and the device are. */

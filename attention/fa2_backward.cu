@@ -449,7 +449,7 @@ template <enum dtype TYPE, int D, int SHARED_KB>
 __global__ void __launch_bounds__(backward_block<TYPE, D, SHARED_KB>::THREADS,
     backward_tile_of(D, SHARED_KB).blocks) fa2_backward_main(backward_arguments a) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    if constexpr (SHARED_KB == COMPILED_SHARED_KB) {
+    if constexpr (COMPILED_FOR(SHARED_KB)) {
         backward_block<TYPE, D, SHARED_KB>(a, shared_address(shared)).run();
     }
 }

@@ -256,7 +256,7 @@ template <enum dtype TYPE, int D, int SHARED_KB>
 __global__ void __launch_bounds__(forward_block<TYPE, D, SHARED_KB>::THREADS,
     forward_tile_of(D, SHARED_KB).blocks) fa2_forward_kernel(forward_arguments a) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    if constexpr (SHARED_KB == COMPILED_SHARED_KB) {
+    if constexpr (COMPILED_FOR(SHARED_KB)) {
         forward_block<TYPE, D, SHARED_KB> block;
         block.run(a, shared_address(shared));
     }
