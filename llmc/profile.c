@@ -402,6 +402,26 @@ static struct row sum_rows(const struct profile *p, int first, int last) {
     return sum;
 }
 
+enum { ALL_LINEAR = ROWS, IDLE, REPORT_ROWS };
+
+/* Line i of the report: the rows, then two that follow from them. False: nothing of the kind ran. */
+static bool report_row(const struct profile *p, int i, char *name, size_t size, struct row *row) {
+    if (i == ALL_LINEAR) {
+        snprintf(name, size, "all linear layers");
+        *row = sum_rows(p, 0, LINEAR_ROWS);
+        return true;
+    }
+    if (i == IDLE) {
+        snprintf(name, size, "idle and unnamed");
+        struct row idle = {.milliseconds = p->step_milliseconds - sum_rows(p, 0, ROWS).milliseconds};
+        *row = idle;
+        return true;
+    }
+    row_name(i, name, size);
+    *row = p->rows[i];
+    return row->calls > 0;
+}
+
 static void print_row(const struct profile *p, FILE *out, const char *name, const struct row *row) {
     double ms = row->milliseconds / p->steps;
     double gflops = row->flops / row->milliseconds / 1e6, gbs = row->bytes / row->milliseconds / 1e6;
@@ -429,17 +449,13 @@ void profile_print(const struct profile *p, FILE *out) {
     }
     fprintf(out, "copies at %.0f GB/s\n", p->copy_gbs);
     fprintf(out, "  %-26s %7s %10s %7s %18s %6s\n", "", "calls", "ms", "share", "reached", "of it");
-    for (int i = 0; i < ROWS; i++) {
+    for (int i = 0; i < REPORT_ROWS; i++) {
         char name[64];
-        row_name(i, name, sizeof name);
-        if (p->rows[i].calls > 0) {
-            print_row(p, out, name, &p->rows[i]);
+        struct row row;
+        if (report_row(p, i, name, sizeof name, &row)) {
+            print_row(p, out, name, &row);
         }
     }
-    struct row linear = sum_rows(p, 0, LINEAR_ROWS), all = sum_rows(p, 0, ROWS), idle = {0};
-    print_row(p, out, "all linear layers", &linear);
-    idle.milliseconds = p->step_milliseconds - all.milliseconds;
-    print_row(p, out, "idle and unnamed", &idle);
 }
 
 static void write_row(
@@ -472,16 +488,12 @@ void profile_write_json(const struct profile *p, struct json_writer *w) {
     json_number(w, p->copy_gbs);
     json_key(w, "rows");
     json_begin_array(w);
-    for (int i = 0; i < ROWS; i++) {
+    for (int i = 0; i < REPORT_ROWS; i++) {
         char name[64];
-        row_name(i, name, sizeof name);
-        if (p->rows[i].calls > 0) {
-            write_row(p, w, name, &p->rows[i]);
+        struct row row;
+        if (report_row(p, i, name, sizeof name, &row)) {
+            write_row(p, w, name, &row);
         }
     }
-    struct row linear = sum_rows(p, 0, LINEAR_ROWS), all = sum_rows(p, 0, ROWS), idle = {0};
-    write_row(p, w, "all linear layers", &linear);
-    idle.milliseconds = p->step_milliseconds - all.milliseconds;
-    write_row(p, w, "idle and unnamed", &idle);
     json_end_array(w);
 }

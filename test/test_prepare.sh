@@ -1,48 +1,12 @@
 #!/bin/sh
-# build/prepare from outside: what it writes, what it says, what it refuses. Each test is a function, run in an empty
-# folder under "set -e": the first command that fails fails the test.
-build=${FLASHGPT_BUILD:-build}
-prepare=$(cd "$build" && pwd)/prepare
-folder=$(mktemp -d)
-trap 'chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
-passed=0
-failed=0
+# build/prepare from outside: what it writes, what it says, what it refuses.
+. test/prepare_frame.sh
 
-run_test() {
-    mkdir "$folder/$1"
-    (
-        cd "$folder/$1" || exit 1
-        set -ex
-        "$1"
-    ) >"$folder/log" 2>&1
-    if [ $? -eq 0 ]; then
-        echo "  ok $1"
-        passed=$((passed + 1))
-    else
-        sed 's/^/    /' "$folder/log"
-        echo "  FAILED $1"
-        failed=$((failed + 1))
-    fi
-}
-
-# refused MESSAGE ARGUMENT...: exit code 1, the message in the only line, nothing written
-refused() {
+# refuses MESSAGE ARGUMENT...: prepare with these arguments
+refuses() {
     message=$1
     shift
-    code=0
-    "$prepare" "$@" >../output 2>&1 || code=$?
-    cat ../output
-    [ "$code" -eq 1 ]
-    [ "$(wc -l <../output)" -eq 1 ]
-    grep -qF -- "$message" ../output
-    [ -z "$(find . -name '*.bin*')" ]
-}
-
-# tokens SHARD...: all their tokens, one a line
-tokens() {
-    for shard in "$@"; do
-        tail -c +1025 "$shard" | od -An -v -t u2 -w2 | tr -d ' '
-    done
+    refused "$message" "$prepare" "$@"
 }
 
 # letters COUNT CHARACTER
@@ -215,23 +179,23 @@ test_help_explains_every_option_and_succeeds() {
 
 test_bad_options_are_refused_by_name() {
     echo text >../text
-    refused "--frobnicate: unknown option; see --help" --frobnicate ../text
-    refused "--out-dir: a value is missing; see --help" ../text --out-dir
-    refused "--val-fraction: 'lots' is no number from 0 to 0.5" --val-fraction lots ../text
-    refused "--val-fraction: '0.6' is no number from 0 to 0.5" --val-fraction=0.6 ../text
-    refused "--val-fraction: 'nan' is no number from 0 to 0.5" --val-fraction nan ../text
-    refused "--shard-tokens: '0' is no whole number from 1 to 2000000000" --shard-tokens 0 ../text
-    refused "--shard-tokens: '1e6' is no whole number" --shard-tokens 1e6 ../text
-    refused "--shard-tokens: '99999999999999999999' is no whole number" --shard-tokens 99999999999999999999 ../text
-    refused "--tokenizer: 'words' is not known; use bytes" --tokenizer words ../text
-    refused "no files given; see --help"
+    refuses "--frobnicate: unknown option; see --help" --frobnicate ../text
+    refuses "--out-dir: a value is missing; see --help" ../text --out-dir
+    refuses "--val-fraction: 'lots' is no number from 0 to 0.5" --val-fraction lots ../text
+    refuses "--val-fraction: '0.6' is no number from 0 to 0.5" --val-fraction=0.6 ../text
+    refuses "--val-fraction: 'nan' is no number from 0 to 0.5" --val-fraction nan ../text
+    refuses "--shard-tokens: '0' is no whole number from 1 to 2000000000" --shard-tokens 0 ../text
+    refuses "--shard-tokens: '1e6' is no whole number" --shard-tokens 1e6 ../text
+    refuses "--shard-tokens: '99999999999999999999' is no whole number" --shard-tokens 99999999999999999999 ../text
+    refuses "--tokenizer: 'words' is not known; use bytes" --tokenizer words ../text
+    refuses "no files given; see --help"
 }
 
 test_bad_files_are_refused_by_name() {
-    refused "missing: cannot read: No such file" missing
-    refused "--files-from missing: cannot open: No such file" --files-from missing
+    refuses "missing: cannot read: No such file" missing
+    refuses "--files-from missing: cannot open: No such file" --files-from missing
     mkfifo pipe
-    refused "pipe: is neither a file nor a folder" pipe
+    refuses "pipe: is neither a file nor a folder" pipe
     mkdir in
     : >in/empty
     code=0
@@ -242,7 +206,7 @@ test_bad_files_are_refused_by_name() {
 
 test_an_output_folder_that_cannot_be_written_is_named() {
     echo text >text
-    refused "text" --out-dir text/out text
+    refuses "text" --out-dir text/out text
 }
 
 for test in $(sed -n 's/^\(test_[a-z0-9_]*\)() {$/\1/p' "$0"); do
