@@ -1,7 +1,12 @@
 /* What surrounds every tiled backward kernel: its arguments, the pass before it and the pass after it.
 
    prepare   D = rowsum(dO o O) and lse log2(e) of every row; zeroes in dQ's fp32 sums
-   finish    dQ = scale * sums, rounded */
+   finish    dQ = scale * sums, rounded
+
+   dQ of a row gets a part from every block of keys. Ordinarily there is a thread block for each, and they add to one sum
+   as they come: fp32 reductions in the L2 cache. Deterministic, there are several sums, `splits`, and rounds: in round r
+   the blocks of keys r * splits to (r + 1) * splits - 1, each adding to a sum of its own. The first round begins the sums;
+   `finish` adds them up, always in the same order. */
 #ifndef ATTENTION_BACKWARD_CUH
 #define ATTENTION_BACKWARD_CUH
 
@@ -11,23 +16,27 @@ struct backward_arguments {
     device_tensor q, k, v, o, d_o, dq, dk, dv;
     const float *lse;
     float *statistics; /* [batch, heads, 2, padded_rows]: lse log2(e), then D */
-    float *dq_sums;    /* [batch, heads, padded_rows / 16, D / 8] fragments */
-    int *ticket;       /* the next block of keys, when deterministic; else NULL */
-    int *turns;        /* [batch, heads, row block]: the block of keys whose turn it is */
+    float *dq_sums;    /* [split, batch, heads, padded_rows / 16, D / 8] fragments */
     int seqlen_q, seqlen_k, heads, kv_heads, head_dim, padded_rows;
     float scale;
     bool causal;
-    block_order order; /* of blocks of keys and key/value heads */
+    bool deterministic;
+    int rows, columns;    /* of the main kernel's blocks */
+    int key_blocks;       /* of one key/value head */
+    int round;            /* of the main kernel */
+    int64_t split_stride; /* floats from one sum of dQ to the next; 0: there is one */
+    block_order order;    /* of thread blocks and key/value heads */
 
     /* of head `index` of all sequences */
     __device__ __forceinline__ float *statistics_of(int index) const {
         return statistics + (int64_t)index * 2 * padded_rows;
     }
-    template <int D> __device__ __forceinline__ float *dq_sums_of(int index, int row) const {
-        return dq_sums + ((int64_t)index * padded_rows + row) * D;
+    template <int D> __device__ __forceinline__ float *dq_sums_of(int split, int index, int row) const {
+        return dq_sums + split * split_stride + ((int64_t)index * padded_rows + row) * D;
     }
-    __device__ __forceinline__ int *turn_of(int index, int row) const {
-        return turns + (int64_t)index * (padded_rows / FA2_SMALLEST_ROW_BLOCK) + row / FA2_SMALLEST_ROW_BLOCK;
+    /* The row block with the first query that sees any key from first_key on. */
+    __device__ __forceinline__ int diagonal_row(int first_key) const {
+        return causal ? max(first_key - (seqlen_k - seqlen_q), 0) / rows * rows : 0;
     }
 };
 
@@ -35,7 +44,7 @@ struct backward_arguments {
 
 enum {
     PREPARE_THREADS = 256,
-    PREPARE_ROWS = FA2_SMALLEST_ROW_BLOCK,
+    PREPARE_ROWS = 16,
     ROW_THREADS = PREPARE_THREADS / PREPARE_ROWS, /* that share a row */
 };
 
@@ -76,15 +85,9 @@ static __global__ void __launch_bounds__(PREPARE_THREADS) backward_prepare(backw
         a.statistics_of(index)[row] = lse == -INFINITY ? INFINITY : lse * LOG2_E;
         a.statistics_of(index)[a.padded_rows + row] = sum;
     }
-    float4 *sums = (float4 *)a.dq_sums_of<D>(index, first_row);
-    for (int i = (int)threadIdx.x; i < PREPARE_ROWS * D / 4; i += PREPARE_THREADS) {
+    float4 *sums = (float4 *)a.dq_sums_of<D>(0, index, first_row);
+    for (int i = (int)threadIdx.x; !a.deterministic && i < PREPARE_ROWS * D / 4; i += PREPARE_THREADS) {
         sums[i] = make_float4(0, 0, 0, 0);
-    }
-    if (a.ticket != NULL && threadIdx.x == 0) {
-        *a.turn_of(index, first_row) = 0;
-        if (blockIdx.x == 0) {
-            *a.ticket = 0;
-        }
     }
 }
 
@@ -98,6 +101,25 @@ static enum status prepare_backward(const struct attention_params *p, const back
 
 enum { FINISH_THREADS = 256, FINISH_ROWS = 64 };
 
+/* Fragment f of the rows from `row` on, over the splits that have it: the first block of keys of a split wrote all the
+   rows that see any of its keys. */
+template <int D>
+__device__ __forceinline__ void sum_splits(
+    float (&c)[4], const backward_arguments &a, int index, int row, int f) {
+    c[0] = c[1] = c[2] = c[3] = 0;
+    int fragment_row = row + f / (D / 8) * 16, splits = a.deterministic ? a.order.blocks : 1;
+    for (int split = 0; split < splits; split++) {
+        if (!a.deterministic || fragment_row >= a.diagonal_row(split * a.columns)) {
+            float part[4];
+            load_fragment(part, a.dq_sums_of<D>(split, index, row) + f * FRAGMENT_FLOATS);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                c[i] += part[i];
+            }
+        }
+    }
+}
+
 /* dQ of FINISH_ROWS rows of a head, from the sums of their fragments. */
 template <enum dtype TYPE, int D>
 static __global__ void __launch_bounds__(FINISH_THREADS) backward_finish(backward_arguments a) {
@@ -105,10 +127,9 @@ static __global__ void __launch_bounds__(FINISH_THREADS) backward_finish(backwar
     using tile = shared_tile<D>;
     int blocks = a.padded_rows / FINISH_ROWS, index = (int)(blockIdx.x / blocks);
     int row = (int)(blockIdx.x % blocks) * FINISH_ROWS, lane = lane_index();
-    const float *sums = a.dq_sums_of<D>(index, row);
-    for (int f = warp_index(); f < FINISH_ROWS / 16 * (D / 8); f += FINISH_THREADS / LANES) {
+    for (int f = (int)warp_index(); f < FINISH_ROWS / 16 * (D / 8); f += FINISH_THREADS / LANES) {
         float c[4];
-        load_fragment(c, sums + f * FRAGMENT_FLOATS);
+        sum_splits<D>(c, a, index, row, f);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int tile_row = f / (D / 8) * 16 + 8 * half + lane / 4;
@@ -130,26 +151,29 @@ static enum status finish_backward(const struct attention_params *p, const backw
 
 /* ---- arguments ---- */
 
-/* For a main kernel with blocks of `columns` keys. */
+/* For a main kernel with blocks of `rows` queries and `columns` keys. whole_heads: one thread block for all blocks of keys
+   of a head. */
 template <int D>
-static backward_arguments backward_arguments_of(const struct attention_params *p, int columns) {
+static backward_arguments backward_arguments_of(
+    const struct attention_params *p, int rows, int columns, bool whole_heads = false) {
     struct fa2_workspace w = fa2_workspace(p);
-    char *workspace = (char *)p->workspace;
     backward_arguments a = {};
     a.q = on_device(p->q), a.k = on_device(p->k), a.v = on_device(p->v);
     a.o = on_device(p->o), a.d_o = on_device(p->d_o);
     a.dq = on_device(p->dq), a.dk = on_device(p->dk), a.dv = on_device(p->dv);
     a.lse = (const float *)p->lse;
-    a.statistics = (float *)(workspace + w.statistics_offset);
-    a.dq_sums = (float *)(workspace + w.dq_offset);
-    a.ticket = p->deterministic ? (int *)(workspace + w.ticket_offset) : NULL;
-    a.turns = (int *)(workspace + w.turns_offset);
+    a.statistics = (float *)((char *)p->workspace + w.statistics_offset);
+    a.dq_sums = (float *)((char *)p->workspace + w.dq_offset);
     a.seqlen_q = (int)p->seqlen_q, a.seqlen_k = (int)p->seqlen_k, a.padded_rows = (int)w.padded_rows;
     a.heads = (int)p->heads, a.kv_heads = (int)p->kv_heads, a.head_dim = (int)p->head_dim;
     a.scale = (float)p->scale, a.causal = p->causal;
+    a.rows = rows, a.columns = columns;
+    a.deterministic = p->deterministic || whole_heads;
+    a.split_stride = a.deterministic ? p->batch * p->heads * w.padded_rows * D : 0;
+    a.key_blocks = (int)ceil_div(p->seqlen_k, columns);
+    int64_t splits = whole_heads ? 1 : p->deterministic ? min_i64(w.splits, a.key_blocks) : a.key_blocks;
     /* read again and again of a key/value head: Q and dO of its group, and the sums of dQ */
-    a.order = order_blocks(
-        ceil_div(p->seqlen_k, columns), p->batch * p->kv_heads, p->heads / p->kv_heads * p->seqlen_q * D * 8);
+    a.order = order_blocks(splits, p->batch * p->kv_heads, p->heads / p->kv_heads * p->seqlen_q * D * 8);
     return a;
 }
 

@@ -49,9 +49,8 @@ template <enum dtype TYPE> __device__ __forceinline__ float2 unpack(uint32_t bit
         values.x = __uint_as_float(bits << 16);
         values.y = __uint_as_float(bits & 0xFFFF0000u);
     } else {
-        asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
-            : "=f"(values.x), "=f"(values.y)
-            : "r"(bits));
+        asm("cvt.f32.f16 %0, %1;" : "=f"(values.x) : "h"((uint16_t)bits));
+        asm("cvt.f32.f16 %0, %1;" : "=f"(values.y) : "h"((uint16_t)(bits >> 16)));
     }
     return values;
 }

@@ -33,7 +33,8 @@ struct fragment_exchange {
         return shared + warp * WARP_BYTES + (fragment * LANES + lane_index()) * CHUNK_BYTES;
     }
     static __device__ __forceinline__ void put(uint32_t shared, int fragment, const float (&c)[4]) {
-        store_shared_floats(address(shared, warp_index(), fragment), make_float4(c[0], c[1], c[2], c[3]));
+        store_shared_floats(
+            address(shared, (int)warp_index(), fragment), make_float4(c[0], c[1], c[2], c[3]));
     }
     static __device__ __forceinline__ void sum(float (&c)[4], uint32_t shared, int fragment) {
         c[0] = c[1] = c[2] = c[3] = 0;

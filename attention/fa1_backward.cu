@@ -39,12 +39,12 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
     const fa1_backward_arguments &all;
     const backward_arguments &a = all.common;
     const uint32_t shared;
-    const int warp = warp_index(), lane = lane_index();
+    const int warp = (int)warp_index(), lane = lane_index();
     const uint32_t k_warp = shared + K_OFFSET + warp * WARP_KEYS * tile::ROW_BYTES,
                    v_warp = shared + V_OFFSET + warp * WARP_KEYS * tile::ROW_BYTES,
                    weights = shared + WEIGHTS_OFFSET + warp * WEIGHTS_BYTES;
 
-    int batch, kv_head, first_key;
+    int batch, kv_head, split, first_key;
     float dk[M][2 * PART_SQUARES][4], dv[M][2 * PART_SQUARES][4];
 
     __device__ __forceinline__ fa1_backward_block(
@@ -142,11 +142,11 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
         }
     }
 
-    /* dQ's sums of 16 rows += dS K, the parts of all warps. One block for a head adds to its own sums; many take turns,
-       or leave it to the memory. */
+    /* dQ's sums of 16 rows += dS K, the parts of all warps; deterministic, the first block of keys begins them. */
     __device__ __forceinline__ void add_dq(const float (&ds)[1][S_N][4], int head, int row) {
         uint32_t parts = shared + PARTS_OFFSET, keys_lane = tile::lane_offset(DOWN_FIRST);
-        float *sums = a.dq_sums_of<D>(batch * a.heads + head, row);
+        float *sums = a.dq_sums_of<D>(split, batch * a.heads + head, row);
+        bool begin = a.deterministic && first_key == split * COLUMNS;
 #pragma unroll
         for (int first = 0; first < SQUARES; first += FA1_EXCHANGE_SQUARES) {
             float part[1][exchange::FRAGMENTS][4];
@@ -170,14 +170,8 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
                 float sum[4];
                 exchange::sum(sum, parts, f);
                 float *fragment = sums + (2 * first + f) * FRAGMENT_FLOATS;
-                if (2 * first + f < 2 * SQUARES && all.what.head_parallel) {
-                    float before[4];
-                    load_fragment(before, fragment);
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        before[i] += sum[i];
-                    }
-                    store_fragment(fragment, before);
+                if (2 * first + f < 2 * SQUARES && begin) {
+                    store_fragment(fragment, sum);
                 } else if (2 * first + f < 2 * SQUARES) {
                     add_fragment(fragment, sum);
                 }
@@ -202,26 +196,14 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
     }
 
     __device__ __forceinline__ void row_block(int head, int first_row, int half) {
-        int *turn = a.turn_of(batch * a.heads + head, first_row), key_block = first_key / COLUMNS;
-        bool ordered = a.ticket != NULL && !all.what.head_parallel && half == 0;
         __syncthreads();
         copy<ROWS>(shared + Q_OFFSET, a.q, first_row, head, a.seqlen_q);
         copy<ROWS>(shared + D_O_OFFSET, a.d_o, first_row, head, a.seqlen_q);
         copy_commit();
         copy_wait<0>();
-        if (ordered && threadIdx.x == 0) {
-            wait_for_value(turn, key_block);
-        }
         __syncthreads();
         for (int row = 0; row < ROWS; row += FA1_STEP_ROWS) {
             step(head, first_row + row, row * tile::ROW_BYTES, half);
-        }
-        if (ordered) {
-            __threadfence();
-            __syncthreads();
-            if (threadIdx.x == 0) {
-                store_release(turn, key_block + 1);
-            }
         }
     }
 
@@ -247,10 +229,6 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
 
     __device__ __forceinline__ void key_block() {
         int group = a.heads / a.kv_heads;
-        int diagonal = a.causal ? max(first_key - (a.seqlen_k - a.seqlen_q), 0) / ROWS * ROWS : 0;
-        int last = (a.seqlen_q - 1) / ROWS * ROWS;
-        bool down = a.ticket == NULL ||
-                    all.what.head_parallel; /* else every block of keys begins with the last rows */
         for (int half = 0; half < HALVES; half++) {
             clear(dk);
             clear(dv);
@@ -259,8 +237,8 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
             copy<COLUMNS>(shared + V_OFFSET, a.v, first_key, kv_head, a.seqlen_k);
             copy_commit();
             for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
-                for (int i = 0; i <= (last - diagonal) / ROWS; i++) {
-                    row_block(head, down ? diagonal + i * ROWS : last - i * ROWS, half);
+                for (int row = a.diagonal_row(first_key); row < a.seqlen_q; row += ROWS) {
+                    row_block(head, row, half);
                 }
             }
             store_sums(a.dk, dk, a.scale, half);
@@ -269,13 +247,10 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
     }
 
     __device__ __forceinline__ void run() {
-        int block = 0, index = (int)blockIdx.x, end = a.order.blocks;
-        if (!all.what.head_parallel) {
-            a.order.find(a.ticket == NULL ? blockIdx.x : draw_ticket(a.ticket, shared), &block, &index);
-            end = block + 1;
-        }
+        int index;
+        a.order.find(blockIdx.x, &split, &index);
         batch = index / a.kv_heads, kv_head = index % a.kv_heads;
-        for (; block < end; block++) {
+        for (int block = split; block < a.key_blocks; block += a.order.blocks) {
             first_key = block * COLUMNS;
             key_block();
         }
@@ -294,10 +269,10 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct fa1_backward_pass {
     static enum status call(const struct attention_params *p, rung what) {
         using block = fa1_backward_block<TYPE, D>;
         fa1_backward_arguments a = {};
-        a.common = backward_arguments_of<D>(p, block::COLUMNS);
+        a.common = backward_arguments_of<D>(p, block::ROWS, block::COLUMNS, what.head_parallel);
         a.m_and_l = (const float *)p->saved;
         a.what = what;
-        int64_t blocks = p->batch * p->kv_heads * (what.head_parallel ? 1 : a.common.order.blocks);
+        int64_t blocks = p->batch * p->kv_heads * a.common.order.blocks;
         CHECK((prepare_backward<TYPE, D>(p, a.common)));
         CHECK(launch("fa1 backward", fa1_backward_kernel<TYPE, D>, blocks, FA1_THREADS, block::SHARED_BYTES,
             p->stream, a));

@@ -46,7 +46,7 @@ template <enum dtype TYPE, int D> struct fa1_forward_block {
 
     const fa1_forward_arguments &a;
     const uint32_t shared;
-    const int warp = warp_index(), lane = lane_index();
+    const int warp = (int)warp_index(), lane = lane_index();
 
     float out[STEPS][OWN][4]; /* O, or O~ */
     float row_max[STEPS][2],

@@ -2,23 +2,24 @@
 #ifndef ATTENTION_FA2_CUH
 #define ATTENTION_FA2_CUH
 
-#include "attention/mma_sm80.cuh"
+#include "attention/tile.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
 /* ---- generations ---- */
 
 /* Kilobytes of shared memory that a block may have; the tile tables are by it. */
-constexpr int shared_kb_of(int compute_capability) {
+__host__ __device__ constexpr int shared_kb_of(int compute_capability) {
     return compute_capability == 80 || compute_capability == 87                                  ? 163
            : compute_capability == 90 || (compute_capability >= 100 && compute_capability < 120) ? 227
                                                                                                  : 99;
 }
-/* Kernels for other generations than the one being compiled are empty. */
-#ifdef __CUDA_ARCH__
-constexpr int COMPILED_SHARED_KB = shared_kb_of(__CUDA_ARCH__ / 10);
-#else
-constexpr int COMPILED_SHARED_KB = 0;
+/* Kernels for other generations than the one being compiled are empty. (The test that runs kernels on the CPU compiles
+   all.) */
+#if defined(__CUDA_ARCH__)
+#define COMPILED_FOR(shared_kb) ((shared_kb) == shared_kb_of(__CUDA_ARCH__ / 10))
+#elif !defined(COMPILED_FOR)
+#define COMPILED_FOR(shared_kb) false
 #endif
 
 /* Pass<dtype, padded head dimension, SHARED_KB>::call(p, more...) for what the arguments and the device are. */
@@ -81,11 +82,14 @@ struct block_order {
     }
 };
 
-enum { L2_SHARE_BYTES = 16 << 20 }; /* for one group: well under half of any L2 cache of interest */
+enum {
+    L2_SHARE_BYTES = 16 << 20, /* for one group: well under half of any L2 cache of interest */
+    FEWEST_BLOCKS = 128 /* in one group: about as many as a GPU takes at a time, for longest-first to work */
+};
 
 /* bytes_a_head: what is read again and again of one head */
 static inline block_order order_blocks(int64_t blocks, int64_t heads, int64_t bytes_a_head) {
-    int64_t together = max_i64(L2_SHARE_BYTES / bytes_a_head, 1);
+    int64_t together = max_i64(L2_SHARE_BYTES / bytes_a_head, ceil_div(FEWEST_BLOCKS, blocks));
     return {(int)blocks, (int)heads, (int)min_i64(together, heads)};
 }
 
@@ -147,25 +151,6 @@ __device__ __forceinline__ void add_fragment(float *to, const float (&c)[4]) {
             atomicAdd(lane + i * FRAGMENT_STRIDE, c[i]);
         }
     }
-}
-
-/* ---- order between thread blocks ---- */
-
-/* Spins until another block has published `value`; what it wrote before can then be read. */
-__device__ __forceinline__ void wait_for_value(int *at, int value) {
-    while (load_acquire(at) != value) {
-    }
-}
-
-/* The next number, for the whole block. `shared` is free for it, before and after. */
-__device__ __forceinline__ unsigned draw_ticket(int *ticket, uint32_t shared) {
-    if (threadIdx.x == 0) {
-        store_shared(shared, (uint32_t)atomicAdd(ticket, 1));
-    }
-    __syncthreads();
-    uint32_t drawn = load_shared(shared);
-    __syncthreads();
-    return drawn;
 }
 
 /* ---- leaving shared memory ---- */

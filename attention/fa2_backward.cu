@@ -2,7 +2,7 @@
 
    grid      one thread block for every block of COLUMNS keys of a (batch, key/value head), with all its query heads:
              K and V stay in shared memory, dK and dV in registers, row blocks of Q and dO stream through.
-             backward.cuh has the passes before and after
+             backward.cuh has the passes before and after, and what is different when deterministic
 
    For each block of ROWS queries; everything about S is transposed, keys down and queries across, so that the
    accumulators of one product are the A operand of the next:
@@ -16,13 +16,40 @@
              same keys. For dQ the warps are spread anew, DQ_ROW_WARPS x the rest over ROWS x D.
    shared    K, V; Q, dO, lse and D of STAGES row blocks; dS^T of two; P^T
 
-   dQ gets a part from every block of keys. Ordinarily they are added as they come (fp32 reductions in the L2 cache);
-   deterministic: in the order of the keys, each row block passing from one block of keys to the next by a counter. Blocks
-   of keys then take their place by a ticket, so that whoever is waited for is running already.
-
    FLOPs: 10 seqlen_q seqlen_k D a head, half of it when causal: 5 products. */
 #include "attention/backward.cuh"
 #include "attention/fa2_tiles.cuh"
+
+#include <type_traits>
+
+/* ---- fragments of weights ---- */
+
+/* What a lane has of a C fragment: rows lane / 4 (half 0) and lane / 4 + 8 (half 1), two columns each. */
+template <enum dtype TYPE> struct float_fragment {
+    float values[4];
+    __device__ __forceinline__ void set(float a, float b, float c, float d) {
+        values[0] = a, values[1] = b, values[2] = c, values[3] = d;
+    }
+    __device__ __forceinline__ float2 floats(int half) const {
+        return make_float2(values[2 * half], values[2 * half + 1]);
+    }
+    __device__ __forceinline__ uint32_t rounded(int half) const {
+        return pack<TYPE>(values[2 * half], values[2 * half + 1]);
+    }
+};
+
+template <enum dtype TYPE> struct rounded_fragment {
+    uint32_t pairs[2];
+    __device__ __forceinline__ void set(float a, float b, float c, float d) {
+        pairs[0] = pack<TYPE>(a, b), pairs[1] = pack<TYPE>(c, d);
+    }
+    __device__ __forceinline__ float2 floats(int half) const {
+        return unpack<TYPE>(pairs[half]);
+    }
+    __device__ __forceinline__ uint32_t rounded(int half) const {
+        return pairs[half];
+    }
+};
 
 /* ---- main ---- */
 
@@ -55,29 +82,41 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     static_assert(COLUMNS % (16 * KEY_WARPS) == 0 && ROWS % (16 * QUERY_WARPS) == 0 &&
                       D % (16 * QUERY_WARPS) == 0 && ROWS % (16 * DQ_ROW_WARPS) == 0,
         "a warp has whole squares");
-    static_assert(
-        FA2_LARGEST_ROW_BLOCK % ROWS == 0 && ROWS % FA2_SMALLEST_ROW_BLOCK == 0, "the workspace fits");
+    static_assert(FA2_LARGEST_ROW_BLOCK % ROWS == 0, "the workspace fits");
     static_assert(
         TILE.blocks * (SHARED_BYTES + 1024) <= (SHARED_KB + 1) * 1024, "more shared memory than there is");
 
+    /* With several query warps P^T is rounded as soon as it is there: registers are short, and it must be for the others.
+       dS^T is then of the rounded one. */
+    using probability =
+        typename std::conditional<(QUERY_WARPS > 1), rounded_fragment<TYPE>, float_fragment<TYPE>>::type;
+
     const backward_arguments &a;
     const uint32_t shared;
-    const int warp = warp_index(), lane = lane_index();
+    const int warp = (int)uniform_warp_index(), lane = lane_index();
     const int key_warp = warp / QUERY_WARPS, query_warp = warp % QUERY_WARPS;
     const int dq_row_warp = warp / DQ_COLUMN_WARPS, dq_column_warp = warp % DQ_COLUMN_WARPS;
 
     float dk[M][D_N][4], dv[M][D_N][4];
 
-    int batch, kv_head, key_block; /* this thread block's */
+    int batch, kv_head, first_key;
 
     __device__ __forceinline__ backward_block(const backward_arguments &arguments, uint32_t shared_memory)
         : a(arguments), shared(shared_memory) {
     }
 
-    /* Where a step is: the row block of a query head. */
+    /* Where a step is: the row block of a query head. The steps go through the heads of the group, and in each from the
+       diagonal down, so that blocks of keys that run together add to different rows of dQ. */
     struct step {
-        int head, row; /* the block's first */
+        int head, row;
     };
+    __device__ __forceinline__ int last_row() const {
+        return (a.seqlen_q - 1) / ROWS * ROWS;
+    }
+    __device__ __forceinline__ step after(step s) const {
+        bool wrap = s.row == last_row();
+        return {s.head + wrap, wrap ? a.diagonal_row(first_key) : s.row + ROWS};
+    }
 
     /* Copies ROWS rows of a tensor into a tile. */
     template <int TILE_ROWS>
@@ -92,10 +131,11 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
         copy<ROWS>(shared + Q_OFFSET + stage * QUERIES_BYTES, a.q, s.row, s.head, a.seqlen_q);
         copy<ROWS>(shared + D_O_OFFSET + stage * QUERIES_BYTES, a.d_o, s.row, s.head, a.seqlen_q);
         /* a chunk a thread: first lse, then D */
-        int which = (int)threadIdx.x / (ROWS / 4), first = (int)threadIdx.x % (ROWS / 4) * 4;
+        unsigned which = threadIdx.x / (ROWS / 4), first = threadIdx.x % (ROWS / 4) * 4;
         if (which < 2) {
+            const float *from = a.statistics_of(batch * a.heads + s.head) + s.row;
             copy_async(shared + STATISTICS_OFFSET + stage * STATISTICS_BYTES + threadIdx.x * CHUNK_BYTES,
-                a.statistics_of(batch * a.heads + s.head) + which * a.padded_rows + s.row + first, true);
+                from + (which * a.padded_rows + first), true);
         }
         copy_commit();
     }
@@ -135,15 +175,18 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     }
 
     /* The same with the weights that this warp holds, first changed by meanwhile(k). */
-    template <typename Meanwhile>
-    __device__ __forceinline__ void multiply_own(float (&sums)[M][D_N][4], const float (&own)[M][S_N][4],
+    template <typename Fragment, typename Meanwhile>
+    __device__ __forceinline__ void multiply_own(float (&sums)[M][D_N][4], const Fragment (&own)[M][S_N],
         uint32_t tile_of_queries, Meanwhile meanwhile) {
         multiply_over_queries(sums, tile_of_queries + query_warp * WARP_QUERIES * tile::ROW_BYTES,
             [&](uint32_t(&left)[M][4], int k) {
                 meanwhile(k);
 #pragma unroll
                 for (int m = 0; m < M; m++) {
-                    pack_fragment<TYPE>(left[m], own[m][2 * k], own[m][2 * k + 1]);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        left[m][i] = own[m][2 * k + i / 2].rounded(i % 2);
+                    }
                 }
             });
     }
@@ -214,40 +257,40 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     }
 
     /* P^T = 2^(S^T scale_log2 - lse) in fragment column n */
-    __device__ __forceinline__ void exponentiate(float (&s)[M][S_N][4], int n, uint32_t lse) {
+    __device__ __forceinline__ void exponentiate(
+        probability (&p)[M][S_N], const float (&s)[M][S_N][4], int n, uint32_t lse) {
         float scale_log2 = a.scale * LOG2_E;
         float2 pair = load_shared_pair(lse + (8 * n + lane % 4 * 2) * (uint32_t)sizeof(float));
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            s[m][n][0] = exp2_fast(s[m][n][0] * scale_log2 - pair.x);
-            s[m][n][1] = exp2_fast(s[m][n][1] * scale_log2 - pair.y);
-            s[m][n][2] = exp2_fast(s[m][n][2] * scale_log2 - pair.x);
-            s[m][n][3] = exp2_fast(s[m][n][3] * scale_log2 - pair.y);
+            p[m][n].set(exp2_fast(s[m][n][0] * scale_log2 - pair.x),
+                exp2_fast(s[m][n][1] * scale_log2 - pair.y), exp2_fast(s[m][n][2] * scale_log2 - pair.x),
+                exp2_fast(s[m][n][3] * scale_log2 - pair.y));
         }
     }
 
-    /* dS^T = P^T o (dP^T - D) in fragment column n, in place of dP^T */
-    __device__ __forceinline__ void differentiate(
-        float (&dp)[M][S_N][4], const float (&p)[M][S_N][4], int n, uint32_t row_sums) {
+    /* dS^T = P^T o (dP^T - D) in fragment column n */
+    __device__ __forceinline__ void differentiate(rounded_fragment<TYPE> (&ds)[M][S_N],
+        const float (&dp)[M][S_N][4], const probability (&p)[M][S_N], int n, uint32_t row_sums) {
         float2 pair = load_shared_pair(row_sums + (8 * n + lane % 4 * 2) * (uint32_t)sizeof(float));
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            dp[m][n][0] = p[m][n][0] * (dp[m][n][0] - pair.x);
-            dp[m][n][1] = p[m][n][1] * (dp[m][n][1] - pair.y);
-            dp[m][n][2] = p[m][n][2] * (dp[m][n][2] - pair.x);
-            dp[m][n][3] = p[m][n][3] * (dp[m][n][3] - pair.y);
+            float2 first = p[m][n].floats(0), second = p[m][n].floats(1);
+            ds[m][n].set(first.x * (dp[m][n][0] - pair.x), first.y * (dp[m][n][1] - pair.y),
+                second.x * (dp[m][n][2] - pair.x), second.y * (dp[m][n][3] - pair.y));
         }
     }
 
-    /* This warp's fragment column n of P^T or dS^T, rounded, to its place. */
-    __device__ __forceinline__ void store_weights(uint32_t to, const float (&weights)[M][S_N][4], int n) {
+    /* This warp's fragment column n of P^T or dS^T to its place. */
+    template <typename Fragment>
+    __device__ __forceinline__ void store_weights(uint32_t to, const Fragment (&weights)[M][S_N], int n) {
 #pragma unroll
         for (int m = 0; m < M; m++) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 int key = key_warp * WARP_KEYS + 16 * m + 8 * half + lane / 4;
                 store_shared(to + weight_tile::offset(key, query_warp * S_N + n) + lane % 4 * 4,
-                    pack<TYPE>(weights[m][n][2 * half], weights[m][n][2 * half + 1]));
+                    weights[m][n].rounded(half));
             }
         }
     }
@@ -265,7 +308,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
 
     /* ---- a step ---- */
 
-    __device__ __forceinline__ void step_keys(int first_key, int first_query, int stage, uint32_t d_s) {
+    __device__ __forceinline__ void step_keys(int first_query, int stage, uint32_t d_s) {
         uint32_t q = shared + Q_OFFSET + stage * QUERIES_BYTES,
                  d_o = shared + D_O_OFFSET + stage * QUERIES_BYTES;
         uint32_t statistics = shared + STATISTICS_OFFSET + stage * STATISTICS_BYTES +
@@ -274,20 +317,27 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
                  queries_offset = query_warp * WARP_QUERIES * tile::ROW_BYTES;
         int warp_key = first_key + key_warp * WARP_KEYS, warp_query = first_query + query_warp * WARP_QUERIES;
         int diagonal = a.seqlen_k - a.seqlen_q;
-        float p[M][S_N][4], ds[M][S_N][4];
+        float s[M][S_N][4], dp[M][S_N][4];
+        probability p[M][S_N];
+        rounded_fragment<TYPE> ds[M][S_N];
         if (a.causal && first_query + ROWS - 1 + diagonal < warp_key) {
-            clear(ds); /* these keys are seen by no query of the row block */
-            part_of_columns(0, 1, [&](int n) { store_weights(d_s, ds, n); });
+            part_of_columns(0, 1, [&](int n) { /* these keys are seen by no query of the row block */
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    ds[m][n].set(0, 0, 0, 0);
+                }
+                store_weights(d_s, ds, n);
+            });
             return;
         }
-        multiply_over_columns(p, shared + K_OFFSET + keys_offset, q + queries_offset, [](int) {});
+        multiply_over_columns(s, shared + K_OFFSET + keys_offset, q + queries_offset, [](int) {});
         if ((a.causal && warp_query + diagonal < warp_key + WARP_KEYS - 1) ||
             warp_key + WARP_KEYS > a.seqlen_k) {
-            mask(p, warp_key, warp_query);
+            mask(s, warp_key, warp_query);
         }
-        multiply_over_columns(ds, shared + V_OFFSET + keys_offset, d_o + queries_offset, [&](int k) {
+        multiply_over_columns(dp, shared + V_OFFSET + keys_offset, d_o + queries_offset, [&](int k) {
             part_of_columns(k, D / 16, [&](int n) {
-                exponentiate(p, n, statistics);
+                exponentiate(p, s, n, statistics);
                 if constexpr (QUERY_WARPS > 1) {
                     store_weights(shared + P_OFFSET, p, n);
                 }
@@ -295,7 +345,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
         });
         multiply_own(dv, p, d_o, [&](int k) {
             part_of_columns(k, WARP_QUERIES / 16, [&](int n) {
-                differentiate(ds, p, n, statistics + ROWS * (uint32_t)sizeof(float));
+                differentiate(ds, dp, p, n, statistics + ROWS * (uint32_t)sizeof(float));
                 store_weights(d_s, ds, n);
             });
         });
@@ -311,32 +361,23 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
         }
     }
 
-    /* Adds to dQ's sums of a row block. The blocks of keys that do are the first ones, up to the diagonal. */
+    /* Adds to dQ's sums of a row block. */
     __device__ __forceinline__ void step_dq(const step &s, uint32_t d_s) {
         float out[DQ_M][2 * DQ_SQUARES][4];
         multiply_over_keys(out, d_s);
-        if (a.ticket != NULL) {
-            if (threadIdx.x == 0) {
-                wait_for_value(a.turn_of(batch * a.heads + s.head, s.row), key_block);
-            }
-            __syncthreads();
-        }
-        float *sums = a.dq_sums_of<D>(batch * a.heads + s.head, s.row);
+        bool begin = a.deterministic && a.round == 0;
+        int split = first_key / COLUMNS - a.round * a.order.blocks;
+        float *sums = a.dq_sums_of<D>(split, batch * a.heads + s.head, s.row);
 #pragma unroll
         for (int m = 0; m < DQ_M; m++) {
 #pragma unroll
             for (int n = 0; n < 2 * DQ_SQUARES; n++) {
-                if (has_dq_square(n / 2)) {
-                    int fragment = (dq_row_warp * DQ_M + m) * (D / 8) + dq_column_warp * 2 * DQ_SQUARES + n;
+                int fragment = (dq_row_warp * DQ_M + m) * (D / 8) + dq_column_warp * 2 * DQ_SQUARES + n;
+                if (has_dq_square(n / 2) && begin) {
+                    store_fragment(sums + fragment * FRAGMENT_FLOATS, out[m][n]);
+                } else if (has_dq_square(n / 2)) {
                     add_fragment(sums + fragment * FRAGMENT_FLOATS, out[m][n]);
                 }
-            }
-        }
-        if (a.ticket != NULL) {
-            __threadfence();
-            __syncthreads();
-            if (threadIdx.x == 0) {
-                store_release(a.turn_of(batch * a.heads + s.head, s.row), key_block + 1);
             }
         }
     }
@@ -358,50 +399,42 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     }
 
     __device__ __forceinline__ void run() {
-        int kv_index;
-        a.order.find(a.ticket == NULL ? blockIdx.x : draw_ticket(a.ticket, shared), &key_block, &kv_index);
-        batch = kv_index / a.kv_heads, kv_head = kv_index % a.kv_heads;
-        int first_key = key_block * COLUMNS, group = a.heads / a.kv_heads;
-        /* The row blocks that see any of these keys, of every head of the group. From the diagonal down, so that blocks
-           of keys that run together add to different rows of dQ; but when they wait for each other they all begin with
-           the last rows, which all of them see. */
-        bool ordered = a.ticket != NULL;
-        int first_row = a.causal ? max(first_key - (a.seqlen_k - a.seqlen_q), 0) / ROWS * ROWS : 0;
-        int last_row = (a.seqlen_q - 1) / ROWS * ROWS;
-        int steps = group * ((last_row - first_row) / ROWS + 1);
-        step now = {kv_head * group, ordered ? last_row : first_row}, before = now;
-        auto after = [&](step s) {
-            bool last = s.row == (ordered ? first_row : last_row);
-            int row = s.row + (ordered ? -ROWS : ROWS), begin = ordered ? last_row : first_row;
-            return step{last ? s.head + 1 : s.head, last ? begin : row};
-        };
+        constexpr int NONE = -1;
+        int split, index, group = a.heads / a.kv_heads;
+        a.order.find(blockIdx.x, &split, &index);
+        batch = index / a.kv_heads, kv_head = index % a.kv_heads;
+        first_key = (a.round * a.order.blocks + split) * COLUMNS;
+        if (first_key >= a.seqlen_k) {
+            return; /* the last round may have fewer */
+        }
+        int left = group * ((last_row() - a.diagonal_row(first_key)) / ROWS + 1) - 1; /* after this step */
+        step now = {kv_head * group, a.diagonal_row(first_key)}, before = {0, NONE};
         clear(dk);
         clear(dv);
         copy<COLUMNS>(shared + K_OFFSET, a.k, first_key, kv_head, a.seqlen_k);
         copy<COLUMNS>(shared + V_OFFSET, a.v, first_key, kv_head, a.seqlen_k);
-        copy_step(now, 0);
-        for (int t = 0; t < steps; t++) {
-            if (STAGES == 1 && t > 0) {
+        copy_step(now, left % STAGES);
+        for (; left >= 0; left--) {
+            if (STAGES == 1 && before.row != NONE) {
                 __syncthreads();
                 copy_step(now, 0);
             }
             copy_wait<0>();
             __syncthreads();
-            if (STAGES == 2 && t + 1 < steps) {
-                copy_step(after(now), (t + 1) % STAGES);
+            if (STAGES == 2 && left > 0) {
+                copy_step(after(now), (left + 1) % STAGES);
             }
-            uint32_t d_s = shared + D_S_OFFSET + t % 2 * WEIGHTS_BYTES,
-                     d_s_before = shared + D_S_OFFSET + (t + 1) % 2 * WEIGHTS_BYTES;
-            step_keys(first_key, now.row, t % STAGES, d_s);
-            if (t > 0) {
-                step_dq(before, d_s_before);
+            step_keys(now.row, left % STAGES, shared + D_S_OFFSET + left % 2 * WEIGHTS_BYTES);
+            if (before.row != NONE) {
+                step_dq(before, shared + D_S_OFFSET + (left + 1) % 2 * WEIGHTS_BYTES);
             }
             before = now;
             now = after(now);
         }
         __syncthreads();
-        step_dq(before, shared + D_S_OFFSET + (steps - 1) % 2 * WEIGHTS_BYTES);
+        step_dq(before, shared + D_S_OFFSET);
         __syncthreads();
+        kv_head = before.head / group; /* as it was: it has not been kept meanwhile */
         store_sums(shared + K_OFFSET, dk, a.scale);
         store_sums(shared + V_OFFSET, dv, 1);
         __syncthreads();
@@ -416,7 +449,7 @@ template <enum dtype TYPE, int D, int SHARED_KB>
 __global__ void __launch_bounds__(backward_block<TYPE, D, SHARED_KB>::THREADS,
     backward_tile_of(D, SHARED_KB).blocks) fa2_backward_main(backward_arguments a) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    if constexpr (SHARED_KB == COMPILED_SHARED_KB) {
+    if constexpr (COMPILED_FOR(SHARED_KB)) {
         backward_block<TYPE, D, SHARED_KB>(a, shared_address(shared)).run();
     }
 }
@@ -426,10 +459,12 @@ __global__ void __launch_bounds__(backward_block<TYPE, D, SHARED_KB>::THREADS,
 template <enum dtype TYPE, int D, int SHARED_KB> struct backward_pass {
     static enum status call(const struct attention_params *p) {
         using block = backward_block<TYPE, D, SHARED_KB>;
-        backward_arguments a = backward_arguments_of<D>(p, block::COLUMNS);
+        backward_arguments a = backward_arguments_of<D>(p, block::ROWS, block::COLUMNS);
         CHECK((prepare_backward<TYPE, D>(p, a)));
-        CHECK(launch("fa2 backward", fa2_backward_main<TYPE, D, SHARED_KB>,
-            p->batch * p->kv_heads * a.order.blocks, block::THREADS, block::SHARED_BYTES, p->stream, a));
+        for (a.round = 0; a.round * a.order.blocks < a.key_blocks; a.round++) {
+            CHECK(launch("fa2 backward", fa2_backward_main<TYPE, D, SHARED_KB>,
+                p->batch * p->kv_heads * a.order.blocks, block::THREADS, block::SHARED_BYTES, p->stream, a));
+        }
         return finish_backward<TYPE, D>(p, a);
     }
 };

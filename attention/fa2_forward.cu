@@ -193,7 +193,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct forward_block {
         int block, batch_head;
         a.order.find(blockIdx.x, &block, &batch_head);
         int batch = batch_head / a.heads, head = batch_head % a.heads, kv_head = head / a.group;
-        int warp = warp_index();
+        int warp = (int)warp_index();
         int block_row = (a.order.blocks - 1 - block) * ROWS, first_row = block_row + warp * WARP_ROWS;
 
         /* How many keys the first row of the warp, its last row, and the last row of the block see. */
@@ -256,7 +256,7 @@ template <enum dtype TYPE, int D, int SHARED_KB>
 __global__ void __launch_bounds__(forward_block<TYPE, D, SHARED_KB>::THREADS,
     forward_tile_of(D, SHARED_KB).blocks) fa2_forward_kernel(forward_arguments a) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    if constexpr (SHARED_KB == COMPILED_SHARED_KB) {
+    if constexpr (COMPILED_FOR(SHARED_KB)) {
         forward_block<TYPE, D, SHARED_KB> block;
         block.run(a, shared_address(shared));
     }

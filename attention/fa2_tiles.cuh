@@ -14,11 +14,20 @@ struct forward_tile {
 __host__ __device__ constexpr forward_tile forward_tile_of(int head_dim, int shared_kb) {
 #ifdef FA2_FORWARD_TILE
     return forward_tile{FA2_FORWARD_TILE};
+#else
+    switch (head_dim) {
+    case 64:
+        return {128, 128, 4, 2};
+    case 80:
+        return shared_kb == 99 ? forward_tile{128, 64, 4, 2} : forward_tile{128, 80, 4, 2};
+    case 96:
+        return {128, 64, 4, 2};
+    case 128:
+        return shared_kb == 99 ? forward_tile{128, 32, 4, 2} : forward_tile{128, 64, 4, 2};
+    default: /* 192, 256 */
+        return shared_kb == 99 ? forward_tile{64, 64, 4, 1} : forward_tile{128, 64, 8, 1};
+    }
 #endif
-    return head_dim <= 96    ? forward_tile{128, 64, 4, 2}
-           : head_dim == 128 ? forward_tile{128, shared_kb == 99 ? 32 : 64, 4, 2}
-           : shared_kb == 99 ? forward_tile{64, 64, 4, 1}
-                             : forward_tile{128, 64, 8, 1};
 }
 
 struct backward_tile {
@@ -32,19 +41,29 @@ struct backward_tile {
 __host__ __device__ constexpr backward_tile backward_tile_of(int head_dim, int shared_kb) {
 #ifdef FA2_BACKWARD_TILE
     return backward_tile{FA2_BACKWARD_TILE};
+#else
+    switch (head_dim) {
+    case 64:
+        return shared_kb == 99 ? backward_tile{32, 128, 4, 1, 2, 2, 1}
+                               : backward_tile{32, 128, 4, 1, 2, 2, 2};
+    case 80:
+        return shared_kb == 99 ? backward_tile{64, 64, 4, 1, 4, 2, 1} : backward_tile{64, 64, 4, 1, 4, 2, 2};
+    case 96:
+        return shared_kb == 99 ? backward_tile{64, 64, 4, 1, 2, 2, 1} : backward_tile{64, 128, 8, 1, 4, 2, 1};
+    case 128:
+        return shared_kb == 99    ? backward_tile{32, 64, 4, 1, 2, 2, 1}
+               : shared_kb == 163 ? backward_tile{64, 128, 8, 1, 2, 2, 1}
+                                  : backward_tile{64, 128, 4, 2, 2, 2, 1};
+    case 192:
+        return shared_kb == 99    ? backward_tile{32, 32, 2, 2, 2, 2, 1}
+               : shared_kb == 163 ? backward_tile{32, 64, 4, 2, 2, 2, 1}
+                                  : backward_tile{64, 64, 4, 2, 2, 2, 1};
+    default: /* 256 */
+        return shared_kb == 99    ? backward_tile{32, 32, 2, 2, 2, 1, 1}
+               : shared_kb == 163 ? backward_tile{32, 64, 4, 2, 2, 2, 1}
+                                  : backward_tile{64, 64, 4, 2, 2, 2, 1};
+    }
 #endif
-    return shared_kb == 99    ? (head_dim == 64       ? backward_tile{64, 128, 8, 1, 4, 2, 1}
-                                    : head_dim == 80  ? backward_tile{64, 64, 4, 1, 4, 2, 1}
-                                    : head_dim == 96  ? backward_tile{64, 64, 4, 1, 2, 2, 1}
-                                    : head_dim == 128 ? backward_tile{32, 64, 4, 1, 2, 2, 1}
-                                    : head_dim == 192 ? backward_tile{32, 32, 2, 2, 2, 2, 1}
-                                                      : backward_tile{32, 32, 2, 2, 2, 1, 1})
-           : head_dim == 64   ? backward_tile{64, 128, 8, 1, 4, 2, 1}
-           : head_dim == 80   ? backward_tile{64, 64, 4, 1, 4, 2, shared_kb == 227 ? 2 : 1}
-           : head_dim == 96   ? backward_tile{64, 128, 8, 1, 4, 2, 1}
-           : head_dim == 128  ? backward_tile{64, 128, 8, 1, 2, 2, 1}
-           : shared_kb == 163 ? backward_tile{32, 64, 4, 2, 2, 2, 1}
-                              : backward_tile{64, 64, 4, 2, 2, 2, 1};
 }
 
 #endif

@@ -55,16 +55,12 @@ struct standard_workspace standard_workspace(const struct attention_params *p);
 /* The smallest head dimension with code of its own that holds head_dim. */
 int fa2_padded_head_dim(int64_t head_dim);
 
-enum {
-    FA2_LARGEST_ROW_BLOCK = 128, /* the rows of a head are padded to a multiple of it in the workspace */
-    FA2_SMALLEST_ROW_BLOCK = 16
-};
+enum { FA2_LARGEST_ROW_BLOCK = 128 }; /* the rows of a head are padded to a multiple of it in the workspace */
 struct fa2_workspace {
     int64_t padded_rows;      /* of one head */
     size_t statistics_offset; /* fp32 [batch, heads, 2, padded_rows]: lse * log2(e), and D */
-    size_t dq_offset;         /* fp32 [batch, heads, padded_rows, padded head_dim], in fragments */
-    /* of the deterministic backward, int32: [batch, heads, padded_rows / smallest row block], and one */
-    size_t turns_offset, ticket_offset;
+    int64_t splits;           /* of the deterministic backward: how many sums of dQ there are; else 1 */
+    size_t dq_offset;         /* fp32 [splits, batch, heads, padded_rows, padded head_dim], in fragments */
     size_t bytes;
 };
 struct fa2_workspace fa2_workspace(const struct attention_params *p);

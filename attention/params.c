@@ -55,17 +55,23 @@ int fa2_padded_head_dim(int64_t head_dim) {
     return dims[i];
 }
 
+/* How many thread blocks share the blocks of keys of a head when dQ has to be deterministic. It depends on the keys
+   alone, so that a sequence has the same bits in any batch. More would be faster when batch and heads are few, but each
+   adds to the work of `finish` and to memory. */
+static int64_t fa2_splits(int64_t seqlen_k) {
+    enum { KEYS_A_SPLIT = 1024, MOST_SPLITS = 16 };
+    return min_i64(max_i64(ceil_div(seqlen_k, KEYS_A_SPLIT), 1), MOST_SPLITS);
+}
+
 struct fa2_workspace fa2_workspace(const struct attention_params *p) {
     struct fa2_workspace w;
+    int64_t dim = fa2_padded_head_dim(p->head_dim);
     w.padded_rows = round_up(p->seqlen_q, FA2_LARGEST_ROW_BLOCK);
+    w.splits = p->deterministic ? fa2_splits(p->seqlen_k) : 1;
     w.statistics_offset = 0;
     w.dq_offset = array_bytes(p->batch, p->heads, 2, w.padded_rows, sizeof(float));
-    w.turns_offset = add_bytes(w.dq_offset,
-        array_bytes(p->batch, p->heads, w.padded_rows, fa2_padded_head_dim(p->head_dim), sizeof(float)));
-    int64_t row_blocks = w.padded_rows / FA2_SMALLEST_ROW_BLOCK;
-    w.ticket_offset =
-        add_bytes(w.turns_offset, array_bytes(p->batch, p->heads, row_blocks, 1, sizeof(int32_t)));
-    w.bytes = add_bytes(w.ticket_offset, sizeof(int32_t));
+    w.bytes =
+        add_bytes(w.dq_offset, array_bytes(w.splits * p->batch, p->heads, w.padded_rows, dim, sizeof(float)));
     return w;
 }
 

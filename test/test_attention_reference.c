@@ -1,6 +1,7 @@
 /* The attention reference, that every attention kernel is held against, itself held against values worked out by hand,
    against finite differences of its own forward, and against the checks that guard every call. */
 #include "attention/attention.h"
+#include "llmc/backend.h"
 #include "llmc/random.h"
 #include "test/test.h"
 
@@ -269,6 +270,61 @@ static void test_packed_qkv_gives_the_same_bits_as_separate_tensors(void) {
     free(problem.memory);
 }
 
+static void test_reference_agrees_with_the_cpu_backend(void) {
+    enum { B = 2, T = 37, H = 4, KV = 2, D = 16, PACKED = H + 2 * KV };
+    static double qkv[B * T * PACKED * D], d_out[B * T * H * D], d_qkv[B * T * PACKED * D],
+        backend_d_qkv[B * T * PACKED * D], out[B * T * H * D], backend_out[B * T * H * D], lse[B * H * T],
+        backend_lse[B * H * T];
+    const struct attention_shape shape = {B, T, H, KV, D};
+    for (int i = 0; i < B * T * PACKED * D; i++) {
+        qkv[i] = random_normal(12, 0, (uint64_t)i);
+    }
+    for (int i = 0; i < B * T * H * D; i++) {
+        d_out[i] = random_normal(12, 1, (uint64_t)i);
+    }
+    struct attention_params p = {.dtype = DTYPE_F64,
+        .batch = B,
+        .seqlen_q = T,
+        .seqlen_k = T,
+        .heads = H,
+        .kv_heads = KV,
+        .head_dim = D,
+        .scale = 0.25, /* 1 / sqrt(D), as the backend has it */
+        .causal = true,
+        .q = attention_packed(qkv, sizeof *qkv, T, PACKED, D, 0),
+        .k = attention_packed(qkv, sizeof *qkv, T, PACKED, D, H),
+        .v = attention_packed(qkv, sizeof *qkv, T, PACKED, D, H + KV),
+        .dq = attention_packed(d_qkv, sizeof *d_qkv, T, PACKED, D, 0),
+        .dk = attention_packed(d_qkv, sizeof *d_qkv, T, PACKED, D, H),
+        .dv = attention_packed(d_qkv, sizeof *d_qkv, T, PACKED, D, H + KV),
+        .o = attention_dense(out, T, H, D),
+        .d_o = attention_dense(d_out, T, H, D),
+        .lse = lse};
+    EXPECT(attention_reference_forward(&p) == STATUS_OK && attention_reference_backward(&p) == STATUS_OK);
+
+    struct backend *b;
+    void *workspace = NULL, *saved = NULL;
+    EXPECT(backend_cpu_f64_create(&b, 1) == STATUS_OK);
+    EXPECT(b->memory_allocate(b, &workspace, backend_attention_workspace_bytes(&b->profile, shape) + 1) ==
+           STATUS_OK);
+    EXPECT(b->memory_allocate(b, &saved, backend_attention_saved_bytes(&b->profile, shape) + 1) == STATUS_OK);
+    EXPECT(b->attention_forward(b, backend_out, backend_lse, saved, workspace, qkv, shape) == STATUS_OK);
+    EXPECT(b->attention_backward(
+               b, backend_d_qkv, workspace, d_out, backend_out, backend_lse, saved, qkv, shape) == STATUS_OK);
+    for (int i = 0; i < B * T * H * D; i++) {
+        EXPECT_NEAR(backend_out[i], out[i], 1e-12);
+    }
+    for (int i = 0; i < B * H * T; i++) {
+        EXPECT_NEAR(backend_lse[i], lse[i], 1e-12);
+    }
+    for (int i = 0; i < B * T * PACKED * D; i++) {
+        EXPECT_NEAR(backend_d_qkv[i], d_qkv[i], 1e-12);
+    }
+    b->memory_free(b, workspace);
+    b->memory_free(b, saved);
+    b->free(b);
+}
+
 /* ---- checks ---- */
 
 /* A valid call of the standard kernel; nothing behind the pointers is touched by a check. */
@@ -373,6 +429,12 @@ static void test_memory_of_the_flash_kernels_is_linear_in_the_sequence(void) {
     EXPECT_NEAR((double)long_bytes / (double)short_bytes, 4, 1e-3);
     /* dQ in fp32 is most of it */
     EXPECT(short_bytes > (size_t)16 * 65536 * 128 * 4 && short_bytes < (size_t)16 * 65536 * 132 * 4);
+    /* deterministic: a sum of dQ for every 1024 keys, at most 16 */
+    p.deterministic = true;
+    p.seqlen_k = 3000;
+    EXPECT_NEAR((double)attention_workspace_bytes("fa2", &p) / (double)short_bytes, 3, 0.1);
+    p.seqlen_k = 1 << 18;
+    EXPECT_NEAR((double)attention_workspace_bytes("fa2", &p) / (double)short_bytes, 16, 0.5);
 }
 
 static void test_kernels_are_listed_best_first(void) {
@@ -392,6 +454,7 @@ int main(void) {
     RUN(test_gradients_match_finite_differences_causal_with_groups);
     RUN(test_gradients_match_finite_differences_when_rows_see_nothing);
     RUN(test_packed_qkv_gives_the_same_bits_as_separate_tensors);
+    RUN(test_reference_agrees_with_the_cpu_backend);
     RUN(test_valid_parameters_pass);
     RUN(test_invalid_parameters_are_refused_with_the_reason);
     RUN(test_the_standard_kernel_keeps_its_probabilities);

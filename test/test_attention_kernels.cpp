@@ -1,0 +1,213 @@
+/* The attention kernels for GPUs, run on the CPU by cuda_on_cpu.h, against the float64 reference: every generation's
+   tiles, also those of GPUs that are not at hand, and every rung. test_attention_kernels.sh compiles and runs this. */
+#include "test/cuda_on_cpu.h"
+
+/* what fa2_forward and its like can choose from; the tests name the kernels that they run */
+#define FA2_TUNE_HEAD_DIM 64
+#define FA2_TUNE_SHARED_KB 99
+#include "attention/fa1_backward.cu"
+#include "attention/fa1_forward.cu"
+#include "attention/fa2_backward.cu"
+#include "attention/fa2_forward.cu"
+
+#include "llmc/random.h"
+#include "test/test.h"
+
+/* params.c lists it; it needs cuBLAS */
+extern "C" enum status standard_forward(const struct attention *, const struct attention_params *) {
+    return fail("not on the CPU");
+}
+extern "C" enum status standard_backward(const struct attention *, const struct attention_params *) {
+    return fail("not on the CPU");
+}
+
+/* ---- problems ---- */
+
+struct shape {
+    int64_t batch, seqlen_q, seqlen_k, heads, kv_heads, head_dim;
+    bool causal, deterministic;
+};
+
+enum { Q, O, D_O, DQ, K, V, DK, DV, TENSORS }; /* query side first */
+
+static attention_tensor &tensor_of(attention_params &p, int t) {
+    attention_tensor *tensors[TENSORS] = {&p.q, &p.o, &p.d_o, &p.dq, &p.k, &p.v, &p.dk, &p.dv};
+    return *tensors[t];
+}
+
+/* Every tensor twice: 16-bit for the kernel, float64 for the reference. */
+struct problem {
+    attention_params kernel = {}, reference = {};
+    std::vector<uint16_t> bits[TENSORS];
+    std::vector<double> values[TENSORS];
+    std::vector<float> lse;
+    std::vector<double> reference_lse;
+    std::vector<unsigned char> saved, workspace;
+};
+
+enum { ALIGNMENT = 256, GUARD = 4096 }; /* bytes; the guard behind working memory must stay as it is */
+
+static void *aligned(std::vector<unsigned char> &memory, size_t bytes) {
+    memory.assign(ALIGNMENT + bytes + GUARD, 0xFF);
+    return (void *)(((uintptr_t)memory.data() + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+}
+
+static bool guard_is_untouched(const void *memory, size_t bytes) {
+    const unsigned char *guard = (const unsigned char *)memory + bytes;
+    return std::all_of(guard, guard + GUARD - ALIGNMENT, [](unsigned char c) { return c == 0xFF; });
+}
+
+template <enum dtype TYPE> static void make_tensors(problem &p, const shape &s) {
+    for (int t = 0; t < TENSORS; t++) {
+        int64_t seqlen = t < K ? s.seqlen_q : s.seqlen_k, heads = t < K ? s.heads : s.kv_heads;
+        size_t count = (size_t)(s.batch * seqlen * heads * s.head_dim);
+        p.bits[t].assign(count + 8, 0xFFFF); /* NaN */
+        p.values[t].assign(count, NAN);
+        uint16_t *begin = (uint16_t *)(((uintptr_t)p.bits[t].data() + 15) / 16 * 16);
+        for (size_t i = 0; i < count && (t == Q || t == K || t == V || t == D_O); i++) {
+            begin[i] = (uint16_t)pack<TYPE>(random_normal(7, (uint64_t)t, i), 0);
+            p.values[t][i] = unpack<TYPE>(begin[i]).x;
+        }
+        tensor_of(p.kernel, t) = attention_dense(begin, seqlen, heads, s.head_dim);
+        tensor_of(p.reference, t) = attention_dense(p.values[t].data(), seqlen, heads, s.head_dim);
+    }
+}
+
+template <enum dtype TYPE> static void make_problem(problem &p, const shape &s, const char *kernel) {
+    attention_params sizes = {};
+    sizes.batch = s.batch, sizes.seqlen_q = s.seqlen_q, sizes.seqlen_k = s.seqlen_k;
+    sizes.heads = s.heads, sizes.kv_heads = s.kv_heads, sizes.head_dim = s.head_dim;
+    sizes.scale = 1 / sqrt((double)s.head_dim);
+    sizes.causal = s.causal, sizes.deterministic = s.deterministic;
+    p.kernel = p.reference = sizes;
+    p.kernel.dtype = TYPE, p.reference.dtype = DTYPE_F64;
+    make_tensors<TYPE>(p, s);
+    p.lse.assign((size_t)(s.batch * s.heads * s.seqlen_q), NAN);
+    p.reference_lse.assign(p.lse.size(), NAN);
+    p.kernel.lse = p.lse.data(), p.reference.lse = p.reference_lse.data();
+    p.kernel.saved = aligned(p.saved, attention_saved_bytes(kernel, &p.kernel));
+    p.kernel.workspace = aligned(p.workspace, attention_workspace_bytes(kernel, &p.kernel));
+}
+
+template <enum dtype TYPE> static void expect_results_match(problem &p) {
+    static const char *const names[TENSORS] = {"q", "o", "d_o", "dq", "k", "v", "dk", "dv"};
+    const double limit = TYPE == DTYPE_BF16 ? 5e-3 : 7e-4;
+    for (int t : {(int)O, (int)DQ, (int)DK, (int)DV}) {
+        const uint16_t *bits = (const uint16_t *)tensor_of(p.kernel, t).data;
+        double difference = 0, size = 0;
+        for (size_t i = 0; i < p.values[t].size(); i++) {
+            double value = unpack<TYPE>(bits[i]).x, reference = p.values[t][i];
+            difference += (value - reference) * (value - reference);
+            size += reference * reference;
+        }
+        double floor = 1e-2 * sqrt((double)p.values[t].size()); /* gradients can be 0 */
+        if (!(sqrt(difference) <= limit * (sqrt(size) + floor))) {
+            test_failures_in_this_++;
+            printf("    %s: relative error %.3g\n", names[t], sqrt(difference / size));
+        }
+    }
+    for (size_t i = 0; i < p.lse.size(); i++) {
+        EXPECT(p.lse[i] == p.reference_lse[i] ||
+               fabs(p.lse[i] - p.reference_lse[i]) <= 1e-5); /* -infinity too */
+    }
+}
+
+typedef enum status (*pass)(const attention_params *p);
+
+/* Early and late copies, warps in both orders: what there is of different timing. */
+template <enum dtype TYPE>
+static void expect_matches_reference(const char *kernel, pass forward, pass backward, const shape &s) {
+    problem p;
+    for (int timing = 0; timing < 2; timing++) {
+        make_problem<TYPE>(p, s, kernel);
+        cpu.copies_late = cpu.last_warp_first = timing == 1;
+        EXPECT(attention_check(kernel, &p.kernel, true) == STATUS_OK);
+        EXPECT(forward(&p.kernel) == STATUS_OK);
+        EXPECT(backward(&p.kernel) == STATUS_OK);
+        EXPECT(attention_reference_forward(&p.reference) == STATUS_OK);
+        EXPECT(attention_reference_backward(&p.reference) == STATUS_OK);
+        expect_results_match<TYPE>(p);
+        EXPECT(guard_is_untouched(p.kernel.workspace, attention_workspace_bytes(kernel, &p.kernel)));
+        EXPECT(guard_is_untouched(p.kernel.saved, attention_saved_bytes(kernel, &p.kernel)));
+    }
+}
+
+template <enum dtype TYPE, int D, int SHARED_KB> static void expect_fa2_matches(const shape &s) {
+    expect_matches_reference<TYPE>(
+        "fa2", forward_pass<TYPE, D, SHARED_KB>::call, backward_pass<TYPE, D, SHARED_KB>::call, s);
+}
+
+/* ---- fa2, by generation ---- */
+
+static void test_fa2_as_on_an_h100_matches_reference() {
+    expect_fa2_matches<DTYPE_BF16, 64, 227>({1, 140, 140, 2, 1, 64, true, true});
+    expect_fa2_matches<DTYPE_BF16, 64, 227>({2, 33, 70, 1, 1, 40, false, false});
+    expect_fa2_matches<DTYPE_BF16, 80, 227>({1, 100, 100, 1, 1, 80, true, false});
+    expect_fa2_matches<DTYPE_F16, 80, 227>({1, 70, 90, 1, 1, 72, false, true});
+    expect_fa2_matches<DTYPE_BF16, 128, 227>({1, 140, 140, 1, 1, 128, true, true});
+    expect_fa2_matches<DTYPE_BF16, 128, 227>({1, 40, 130, 1, 1, 104, false, false});
+}
+
+static void test_fa2_as_on_an_a100_matches_reference() {
+    expect_fa2_matches<DTYPE_BF16, 128, 163>({1, 100, 140, 2, 1, 128, true, true});
+    expect_fa2_matches<DTYPE_F16, 128, 163>({1, 40, 130, 1, 1, 128, false, false});
+    expect_fa2_matches<DTYPE_BF16, 192, 163>({1, 40, 70, 1, 1, 160, true, false});
+}
+
+static void test_fa2_as_on_an_rtx_4090_matches_reference() {
+    expect_fa2_matches<DTYPE_BF16, 64, 99>({1, 70, 140, 2, 1, 64, true, false});
+    expect_fa2_matches<DTYPE_BF16, 128, 99>({1, 40, 70, 1, 1, 128, true, true});
+    expect_fa2_matches<DTYPE_BF16, 256, 99>({1, 33, 40, 1, 1, 224, false, false});
+}
+
+/* ---- corners ---- */
+
+static void test_fa2_at_one_query_and_one_key_matches_reference() {
+    expect_fa2_matches<DTYPE_BF16, 64, 227>({1, 1, 150, 1, 1, 64, true, false});
+    expect_fa2_matches<DTYPE_BF16, 64, 227>({1, 40, 1, 1, 1, 64, false, true});
+}
+
+static void test_fa2_with_rows_that_see_nothing_matches_reference() {
+    expect_fa2_matches<DTYPE_BF16, 64, 227>({1, 140, 10, 1, 1, 64, true, false});
+    expect_fa2_matches<DTYPE_BF16, 64, 227>({1, 140, 10, 1, 1, 64, true, true});
+}
+
+static void test_fa2_over_several_splits_and_rounds_matches_reference() {
+    expect_fa2_matches<DTYPE_BF16, 64, 227>({1, 10, 1100, 1, 1, 64, true, true});
+}
+
+/* ---- the rungs ---- */
+
+template <int D> static void expect_rungs_match(const shape &s) {
+    expect_matches_reference<DTYPE_BF16>(
+        "fa1", [](const attention_params *p) { return fa1_forward_pass<DTYPE_BF16, D, 0>::call(p, FA1); },
+        [](const attention_params *p) { return fa1_backward_pass<DTYPE_BF16, D, 0>::call(p, FA1); }, s);
+    expect_matches_reference<DTYPE_BF16>(
+        "cut1", [](const attention_params *p) { return fa1_forward_pass<DTYPE_BF16, D, 0>::call(p, CUT1); },
+        [](const attention_params *p) { return fa1_backward_pass<DTYPE_BF16, D, 0>::call(p, CUT1); }, s);
+    expect_matches_reference<DTYPE_BF16>(
+        "cut2", [](const attention_params *p) { return fa1_forward_pass<DTYPE_BF16, D, 0>::call(p, CUT2); },
+        [](const attention_params *p) { return fa1_backward_pass<DTYPE_BF16, D, 0>::call(p, CUT2); }, s);
+}
+
+static void test_rungs_match_reference() {
+    expect_rungs_match<64>({1, 70, 140, 1, 1, 64, true, false});
+    expect_rungs_match<80>({1, 30, 80, 2, 1, 80, false, true});
+    expect_rungs_match<256>({1, 20, 30, 1, 1, 256, true, false});
+}
+
+static void test_rungs_with_rows_that_see_nothing_match_reference() {
+    expect_rungs_match<64>({1, 70, 10, 1, 1, 64, true, true});
+}
+
+int main() {
+    RUN(test_fa2_as_on_an_h100_matches_reference);
+    RUN(test_fa2_as_on_an_a100_matches_reference);
+    RUN(test_fa2_as_on_an_rtx_4090_matches_reference);
+    RUN(test_fa2_at_one_query_and_one_key_matches_reference);
+    RUN(test_fa2_with_rows_that_see_nothing_matches_reference);
+    RUN(test_fa2_over_several_splits_and_rounds_matches_reference);
+    RUN(test_rungs_match_reference);
+    RUN(test_rungs_with_rows_that_see_nothing_match_reference);
+    return test_summary();
+}
