@@ -5,6 +5,7 @@
      rank_main      one rank: device, data, model, optimizer, weights; then the loop
      train          the loop: step, evaluation, sample, checkpoint, signals
      train_step     micro-steps of forward and backward, one optimizer step, one line of progress
+     use_model      instead of a run: texts of a trained model (--generate), or how good it is (--evaluate)
 
    Plain C in a .cu file: nvcc builds it with CUDA, `cc -x c` without. */
 #include <errno.h>
@@ -18,14 +19,15 @@
 
 #include "llmc/checkpoint.h"
 #include "llmc/dataloader.h"
+#include "llmc/evaluate.h"
+#include "llmc/generate.h"
+#include "llmc/inference.h"
 #include "llmc/launch.h"
 #include "llmc/metrics.h"
 #include "llmc/options.h"
 #include "llmc/plan.h"
 #include "llmc/profile.h"
-#include "llmc/random.h"
 #include "llmc/schedule.h"
-#include "llmc/tokenizer.h"
 
 enum { PATH_BYTES = 4096, LONGEST_RUN_DIR = 1500 };
 
@@ -53,11 +55,11 @@ struct worker {
     struct optimizer *optimizer;
     struct dataloader *train_data, *val_data;
     struct tokenizer *tokenizer;
+    struct decoder *decoder; /* first rank only, where there are samples */
     struct metrics_log *log; /* first rank only */
     struct run_state state;
     char *options_json;
     int32_t *inputs, *targets; /* (micro_batch, seq_len) */
-    void *loss_sum;            /* for evaluation; backend memory */
     int64_t micro_steps;       /* per rank and step */
     double peak_tflops;        /* 0: unknown */
     double start_seconds;
@@ -184,115 +186,74 @@ static enum status train_step(struct worker *w) {
 
 static enum status evaluate(struct worker *w) {
     const struct options *o = w->options;
-    struct backend *b = w->backend;
+    struct model_hooks hooks = optimizer_hooks(w->optimizer, false);
+    struct evaluation e = {w->model, w->comm, (int)o->micro_batch, (int)o->seq_len, &hooks};
     double start = time_seconds();
-    double totals[2] = {0.0, 0.0}; /* loss, tokens */
-    size_t statistic_bytes = dtype_bytes(b->profile.statistic_dtype);
-    int64_t sequences = o->micro_batch * w->comm->ranks; /* of a batch */
-    int64_t batches = dataloader_windows(w->val_data) / sequences;
-    batches += dataloader_windows(w->val_data) % sequences != 0;
-    if (o->eval_batches > 0) {
-        batches = min_i64(batches, o->eval_batches);
-    }
-    struct model_hooks hooks = optimizer_hooks(w->optimizer, false);
-    CHECK(dataloader_seek(w->val_data, 0));
-    for (int64_t i = 0; i < batches; i++) {
-        CHECK(dataloader_next(w->val_data, w->inputs, w->targets, NULL));
-        CHECK(b->set_zero(b, w->loss_sum, statistic_bytes));
-        CHECK(model_loss(
-            w->model, w->inputs, w->targets, (int)o->micro_batch, (int)o->seq_len, w->loss_sum, &hooks));
-        double sum;
-        CHECK(backend_read_statistics(b, w->loss_sum, 1, &sum));
-        totals[0] += sum;
-        for (int64_t t = 0; t < o->micro_batch * o->seq_len; t++) {
-            totals[1] += w->targets[t] >= 0 ? 1.0 : 0.0;
+    if (w->val_data != NULL) {
+        struct loss_result r;
+        CHECK(evaluate_loss(&e, w->val_data, o->eval_batches, &r));
+        w->state.last_val_loss = r.loss;
+        if (isnan(w->state.best_val_loss) || r.loss < w->state.best_val_loss) {
+            w->state.best_val_loss = r.loss;
+        }
+        if (w->log != NULL) {
+            CHECK(metrics_log_eval(w->log, w->state.step, r.loss, r.tokens, time_seconds() - start));
         }
     }
-    CHECK(w->comm->host_all_reduce(w->comm, totals, 2, COMM_SUM));
-    double loss = totals[0] / totals[1];
-    w->state.last_val_loss = loss;
-    if (isnan(w->state.best_val_loss) || loss < w->state.best_val_loss) {
-        w->state.best_val_loss = loss;
+    if (o->multiple_choice[0] != '\0') {
+        struct choice_result r;
+        start = time_seconds();
+        CHECK(evaluate_choices(&e, w->tokenizer, o->multiple_choice, &r));
+        if (w->log != NULL) {
+            CHECK(metrics_log_choices(
+                w->log, w->state.step, r.questions, r.correct, r.correct_normalised, time_seconds() - start));
+        }
     }
-    return w->log == NULL
-               ? STATUS_OK
-               : metrics_log_eval(w->log, w->state.step, loss, (int64_t)totals[1], time_seconds() - start);
+    return STATUS_OK;
 }
 
-/* A token from logits / temperature; temperature 0: the likeliest. */
-static int32_t draw_token(const float *logits, int count, double temperature, double uniform) {
-    int best = 0;
-    for (int i = 1; i < count; i++) {
-        best = logits[i] > logits[best] ? i : best;
-    }
-    if (temperature <= 0.0) {
-        return best;
-    }
-    double sum = 0.0;
-    for (int i = 0; i < count; i++) {
-        sum += exp((logits[i] - logits[best]) / temperature);
-    }
-    double left = uniform * sum;
-    for (int i = 0; i < count; i++) {
-        left -= exp((logits[i] - logits[best]) / temperature);
-        if (left < 0.0) {
-            return i;
-        }
-    }
-    return best;
+static struct generate_options make_generate_options(const struct options *o) {
+    struct generate_options g = {{o->sample_temperature, o->sample_top_k, o->sample_top_p,
+                                     o->sample_repetition_penalty, (uint64_t)o->seed},
+        o->sample_tokens};
+    return g;
 }
 
-static enum status generate(struct worker *w, int32_t *tokens, int64_t prompt_count, int64_t count,
-    float *logits, char *text, size_t *text_bytes) {
-    const struct options *o = w->options;
-    struct model_hooks hooks = optimizer_hooks(w->optimizer, false);
-    for (int64_t n = prompt_count; n < count; n++) {
-        int64_t window = min_i64(n, o->seq_len);
-        CHECK(model_next_logits(w->model, tokens + n - window, (int)window, logits, &hooks));
-        double uniform = random_uniform((uint64_t)o->seed, RANDOM_STREAM_SAMPLE, (uint64_t)n);
-        tokens[n] = draw_token(logits, w->run->config.vocab_size, o->sample_temperature, uniform);
-        if (tokens[n] == tokenizer_end_of_text(w->tokenizer)) {
-            break;
-        }
-        size_t bytes;
-        const char *piece = tokenizer_token_bytes(w->tokenizer, tokens[n], &bytes);
-        if (piece != NULL) {
-            memcpy(text + *text_bytes, piece, bytes);
-            *text_bytes += bytes;
-        }
-    }
+static enum status add_to_memory(void *file, int text, const char *piece, size_t bytes) {
+    (void)text;
+    fwrite(piece, 1, bytes, (FILE *)file); /* memory that is out shows when the file is closed */
     return STATUS_OK;
 }
 
 /* First rank only: the parameters are all there, and nothing is exchanged. */
 static enum status sample(struct worker *w) {
     const struct options *o = w->options;
-    int32_t *prompt = NULL, *tokens = NULL;
-    float *logits = NULL;
+    struct model_hooks hooks = optimizer_hooks(w->optimizer, false);
+    struct generate_options g = make_generate_options(o);
+    int64_t generated;
     char *text = NULL;
-    size_t prompt_count = 0, text_bytes = strlen(o->sample_prompt), longest = 1;
-    int64_t count;
-    enum status status = STATUS_OK;
-    CHECK_CLEANUP(tokenizer_encode(w->tokenizer, o->sample_prompt, text_bytes, &prompt, &prompt_count));
-    for (int32_t t = 0; t < tokenizer_vocab_size(w->tokenizer); t++) {
-        size_t bytes;
-        tokenizer_token_bytes(w->tokenizer, t, &bytes);
-        longest = bytes > longest ? bytes : longest;
+    size_t bytes = 0;
+    FILE *memory = open_memstream(&text, &bytes);
+    if (memory == NULL) {
+        return fail_as(STATUS_OUT_OF_MEMORY, "out of host memory for a sample");
     }
-    count = 1 + (int64_t)prompt_count + o->sample_tokens;
-    CHECK_CLEANUP(ALLOCATE(tokens, count));
-    CHECK_CLEANUP(ALLOCATE(logits, w->run->config.vocab_size));
-    CHECK_CLEANUP(ALLOCATE(text, text_bytes + longest * (size_t)o->sample_tokens));
-    tokens[0] = tokenizer_end_of_text(w->tokenizer); /* a document starts after the end of another */
-    memcpy(tokens + 1, prompt, prompt_count * sizeof *prompt);
-    memcpy(text, o->sample_prompt, text_bytes);
-    CHECK_CLEANUP(generate(w, tokens, 1 + (int64_t)prompt_count, count, logits, text, &text_bytes));
-    CHECK_CLEANUP(metrics_log_sample(w->log, w->state.step, text, text_bytes));
-cleanup:
+    enum status status = STATUS_OK;
+    int buckets = hooks.before_parameters != NULL ? model_get_layout(w->model)->buckets : 0;
+    for (int bucket = 0; bucket < buckets && status == STATUS_OK; bucket++) {
+        status = hooks.before_parameters(hooks.context, bucket);
+    }
+    fputs(o->sample_prompt, memory);
+    if (status == STATUS_OK) {
+        status = generate(w->decoder, w->tokenizer, o->sample_prompt, strlen(o->sample_prompt), &g,
+            add_to_memory, memory, &generated);
+    }
+    if (fclose(memory) != 0 && status == STATUS_OK) {
+        status = fail_as(STATUS_OUT_OF_MEMORY, "out of host memory for a sample");
+    }
+    if (status == STATUS_OK) {
+        status = metrics_log_sample(w->log, w->state.step, text, bytes);
+    }
     free(text);
-    free(logits);
-    free(tokens);
-    free(prompt);
     return status;
 }
 
@@ -371,7 +332,7 @@ static enum status train(struct worker *w) {
         CHECK(profiled_step(w));
         int64_t step = w->state.step;
         bool last = step == o->steps;
-        if (w->val_data != NULL && (due(step, o->eval_every) || (last && o->eval_every > 0))) {
+        if (due(step, o->eval_every) || (last && o->eval_every > 0)) {
             CHECK(evaluate(w));
         }
         if (w->log != NULL && (due(step, o->sample_every) || (last && o->sample_every > 0))) {
@@ -492,8 +453,8 @@ static enum status create_model(struct worker *w) {
     CHECK(optimizer_create(&w->optimizer, w->model, w->comm, &p));
     CHECK(ALLOCATE(w->inputs, o->micro_batch * o->seq_len));
     CHECK(ALLOCATE(w->targets, o->micro_batch * o->seq_len));
-    return w->backend->memory_allocate(
-        w->backend, &w->loss_sum, dtype_bytes(w->backend->profile.statistic_dtype));
+    bool samples = o->sample_every > 0 && w->comm->rank == 0;
+    return samples ? decoder_create(&w->decoder, w->model, 1, (int)o->seq_len) : STATUS_OK;
 }
 
 static enum status load_weights(struct worker *w) {
@@ -650,9 +611,7 @@ static void tear_down(struct worker *w) {
     free(w->options_json);
     free(w->targets);
     free(w->inputs);
-    if (w->loss_sum != NULL) {
-        w->backend->memory_free(w->backend, w->loss_sum);
-    }
+    decoder_free(w->decoder);
     optimizer_free(w->optimizer);
     model_free(w->model);
     tokenizer_close(w->tokenizer);
@@ -765,6 +724,23 @@ static enum status take_shape_from(struct run *run, const char *path) {
     if (options_given(o, "seq-len") && o->seq_len > c.seq_len) {
         return fail("--seq-len %lld is over the %d positions of the model in %s", (long long)o->seq_len,
             c.seq_len, path);
+    }
+    return STATUS_OK;
+}
+
+/* Shape and tokenizer of weights that a new run starts from, or that are used as they are. */
+static enum status take_shape_of_start(struct run *run, const char *path) {
+    struct options *o = &run->options;
+    CHECK(take_shape_from(run, path));
+    const struct model_config *c = &run->config;
+    CHECK(options_take_shape(o, c->layers, c->channels, c->heads, c->kv_heads, c->seq_len, c->vocab_size));
+    if (!options_given(o, "tokenizer") && tokenizer_is_in(path)) {
+        char *copy = string_copy(path);
+        if (copy == NULL) {
+            return STATUS_OUT_OF_MEMORY;
+        }
+        free(o->tokenizer);
+        o->tokenizer = copy;
     }
     return STATUS_OK;
 }
@@ -971,6 +947,160 @@ static enum status print_plan(struct run *run) {
     return STATUS_OK;
 }
 
+/* ---- a trained model at use ---- */
+
+/* Whose weights: those of --init-from, or of the newest checkpoint of --run-dir. */
+static enum status find_model(struct run *run) {
+    const struct options *o = &run->options;
+    if ((o->init_from[0] == '\0') == (o->run_dir[0] == '\0')) {
+        return fail(
+            "--%s needs a model: give --init-from, a checkpoint or Hugging Face folder, or --run-dir, "
+            "a run's folder, and not both",
+            o->evaluate ? "evaluate" : "generate");
+    }
+    if (o->init_from[0] != '\0') {
+        snprintf(run->checkpoint, sizeof run->checkpoint, "%s", o->init_from);
+    } else {
+        CHECK(checkpoint_find_newest(o->run_dir, run->checkpoint, sizeof run->checkpoint, notice, NULL));
+        if (run->checkpoint[0] == '\0') {
+            return fail("--run-dir %s: there is no checkpoint in it", o->run_dir);
+        }
+    }
+    return take_shape_of_start(run, run->checkpoint);
+}
+
+/* All of standard input, or the text itself. */
+static enum status read_prompt(const char *option, char **text, size_t *bytes) {
+    if (strcmp(option, "-") == 0) {
+        return file_read_all("/dev/stdin", (uint8_t **)text, bytes);
+    }
+    *text = string_copy(option);
+    *bytes = strlen(option);
+    return *text != NULL ? STATUS_OK : STATUS_OUT_OF_MEMORY;
+}
+
+/* Texts as they come: the first one at once, the others when they are complete. */
+struct texts {
+    FILE **memory; /* of each but the first */
+    char **text;
+    size_t *bytes;
+};
+
+static enum status take_text(void *context, int number, const char *piece, size_t bytes) {
+    struct texts *texts = (struct texts *)context;
+    FILE *out = number == 0 ? stdout : texts->memory[number];
+    bool good = fwrite(piece, 1, bytes, out) == bytes && (number > 0 || fflush(out) == 0);
+    return good ? STATUS_OK : fail("the text cannot be written: %s", strerror(errno));
+}
+
+static enum status print_texts(struct decoder *decoder, const struct tokenizer *tokenizer,
+    const struct options *o, const char *prompt, size_t prompt_bytes, struct texts *texts) {
+    struct generate_options g = make_generate_options(o);
+    double start = time_seconds();
+    int64_t generated;
+    for (int i = 1; i < (int)o->samples; i++) {
+        texts->memory[i] = open_memstream(&texts->text[i], &texts->bytes[i]);
+        if (texts->memory[i] == NULL) {
+            return fail_as(STATUS_OUT_OF_MEMORY, "out of host memory for --samples %d", (int)o->samples);
+        }
+    }
+    fwrite(prompt, 1, prompt_bytes, stdout);
+    CHECK(generate(decoder, tokenizer, prompt, prompt_bytes, &g, take_text, texts, &generated));
+    double seconds = time_seconds() - start;
+    for (int i = 1; i < (int)o->samples; i++) {
+        fflush(texts->memory[i]);
+        printf("\n--- sample %d of %d\n%s", i + 1, (int)o->samples, prompt);
+        fwrite(texts->text[i], 1, texts->bytes[i], stdout);
+    }
+    printf("\n");
+    if (!o->quiet) {
+        fprintf(stderr, "%lld tokens in %.2f s, %.1f a second\n", (long long)generated, seconds,
+            (double)generated / seconds);
+    }
+    return fflush(stdout) == 0 ? STATUS_OK : fail("the text cannot be written: %s", strerror(errno));
+}
+
+static enum status generate_texts(const struct options *o, const struct inference *it) {
+    struct texts texts = {NULL, NULL, NULL};
+    struct decoder *decoder = NULL;
+    char *prompt = NULL;
+    size_t prompt_bytes = 0;
+    enum status status = STATUS_OK;
+    CHECK_CLEANUP(ALLOCATE(texts.memory, o->samples));
+    CHECK_CLEANUP(ALLOCATE(texts.text, o->samples));
+    CHECK_CLEANUP(ALLOCATE(texts.bytes, o->samples));
+    CHECK_CLEANUP(read_prompt(o->generate, &prompt, &prompt_bytes));
+    CHECK_CLEANUP(decoder_create(&decoder, it->model, (int)o->samples, (int)o->seq_len));
+    CHECK_CLEANUP(print_texts(decoder, it->tokenizer, o, prompt, prompt_bytes, &texts));
+cleanup:
+    for (int i = 1; texts.bytes != NULL && i < (int)o->samples; i++) {
+        if (texts.memory[i] != NULL) {
+            fclose(texts.memory[i]);
+        }
+        free(texts.text[i]);
+    }
+    decoder_free(decoder);
+    free(prompt);
+    free(texts.memory);
+    free(texts.text);
+    free(texts.bytes);
+    return status;
+}
+
+static enum status evaluate_model(const struct options *o, const struct inference *it, struct comm *comm) {
+    struct evaluation e = {it->model, comm, (int)o->micro_batch, (int)o->seq_len, NULL};
+    double start = time_seconds();
+    char line[200];
+    if (o->val_data[0] != '\0') {
+        struct dataloader_options d = {o->val_data, "--val-data", (int)o->seq_len, (int)o->micro_batch,
+            model_get_config(it->model)->vocab_size, 0, 1, 0, false, false, true};
+        struct dataloader *data;
+        struct loss_result r;
+        CHECK(dataloader_open(&data, &d));
+        enum status status =
+            evaluate_loss(&e, data, options_given(o, "eval-batches") ? o->eval_batches : 0, &r);
+        dataloader_close(data);
+        CHECK(status);
+        format_loss(line, sizeof line, r.loss, r.tokens, time_seconds() - start);
+        log_line("%s", line);
+    }
+    if (o->multiple_choice[0] != '\0') {
+        struct choice_result r;
+        start = time_seconds();
+        CHECK(evaluate_choices(&e, it->tokenizer, o->multiple_choice, &r));
+        format_choices(
+            line, sizeof line, r.questions, r.correct, r.correct_normalised, time_seconds() - start);
+        log_line("%s", line);
+    }
+    return STATUS_OK;
+}
+
+static enum status use_model(const struct run *run) {
+    const struct options *o = &run->options;
+    struct backend *backend = NULL;
+    struct comm *comm = NULL;
+    struct inference it = {NULL, NULL};
+    enum status status = STATUS_OK;
+    /* a decoder has buffers of its own */
+    int batch = o->evaluate ? (int)o->micro_batch : 1, seq_len = o->evaluate ? (int)o->seq_len : 1;
+    CHECK_CLEANUP(create_backend(&backend, run, 0, 1));
+    CHECK_CLEANUP(comm_single_create(&comm));
+    CHECK_CLEANUP(inference_open(
+        &it, backend, run->checkpoint, &run->config, o->tokenizer, batch, seq_len, o->logits_mib << 20));
+    CHECK_CLEANUP(o->evaluate ? evaluate_model(o, &it, comm) : generate_texts(o, &it));
+cleanup:
+    inference_close(&it);
+    if (comm != NULL) {
+        comm->free(comm);
+    }
+    if (backend != NULL) {
+        backend->free(backend);
+    }
+    return status;
+}
+
+/* ---- before the ranks start, in order ---- */
+
 /* Everything before the ranks start. With `again` the run goes on from its own newest checkpoint. */
 static enum status prepare(struct run *run, int argc, const char *const *argv, bool again) {
     struct options *o = &run->options;
@@ -990,11 +1120,13 @@ static enum status prepare(struct run *run, int argc, const char *const *argv, b
     if (o->resume || again) {
         CHECK(find_checkpoint(run, again ? run->run_dir : o->run_dir, argc, argv));
     }
+    if (options_use_model(o)) {
+        CHECK(find_model(run));
+        CHECK(options_check(o));
+        return choose_device(run);
+    }
     if (run->checkpoint[0] == '\0' && o->init_from[0] != '\0') {
-        CHECK(take_shape_from(run, o->init_from));
-        const struct model_config *c = &run->config;
-        CHECK(
-            options_take_shape(o, c->layers, c->channels, c->heads, c->kv_heads, c->seq_len, c->vocab_size));
+        CHECK(take_shape_of_start(run, o->init_from));
     }
     CHECK(options_check(o));
     if (o->global_batch == 0) {
@@ -1053,6 +1185,13 @@ int main(int argc, char **argv) {
             break;
         }
         if (run.options.help || run.options.plan) {
+            break;
+        }
+        if (options_use_model(&run.options)) {
+            if (use_model(&run) != STATUS_OK) {
+                launch_print_error("%s", error_message());
+                code = 1;
+            }
             break;
         }
         code = launch_local(

@@ -166,6 +166,12 @@ struct backend {
         const void *out, const void *logsumexp, const void *saved, const void *qkv,
         struct attention_shape shape);
 
+    /* The attention of generation: shape.seq_len = T new tokens of each sequence come after `past` earlier ones. Their
+       keys and values go from qkv (B,T,Hq+2Hkv,D) into cache (B,2,Hkv,capacity,D), first keys and then values, at
+       positions past .. past+T-1; out (B,T,Hq,D): query t attends to positions 0 .. past+t. past + T <= capacity. */
+    enum status (*attention_cached)(struct backend *b, void *out, void *cache, const void *qkv,
+        struct attention_shape shape, int past, int capacity);
+
     /* ---- classifier ---- */
     /* losses (N) = -log softmax(logits)[target] over the first vocab_size of padded_vocab columns. With write_gradient,
        logits become d_logits = (softmax - onehot) * d_loss in place; padded columns become 0. target -1: loss 0,

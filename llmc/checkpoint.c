@@ -605,10 +605,14 @@ enum status checkpoint_read_config(const char *path, struct model_config *config
     return hugging_face_read_config(file, config);
 }
 
+static enum status import_bucket(void *optimizer, int bucket, const float *values) {
+    return optimizer_import_bucket((struct optimizer *)optimizer, bucket, values);
+}
+
 enum status checkpoint_load_weights(const char *path, struct optimizer *optimizer) {
-    char file[PATH_BYTES];
-    CHECK(path_join(file, sizeof file, path, WEIGHTS));
-    return agree(optimizer->comm, hugging_face_read_weights(file, optimizer));
+    const struct model *model = optimizer->model;
+    return agree(optimizer->comm, hugging_face_read_weights(path, model_get_config(model),
+                                      model_get_layout(model), import_bucket, optimizer));
 }
 
 static enum status read_moments(const char *path, struct optimizer *optimizer) {

@@ -50,7 +50,7 @@ enum status checkpoint_find_newest(const char *run_dir, char *path, size_t size,
 enum status checkpoint_read_state(const char *path, struct run_state *state, struct json **json);
 /* config.json of a checkpoint or Hugging Face folder. */
 enum status checkpoint_read_config(const char *path, struct model_config *config);
-/* Weights alone (masters too), from <path>/model.safetensors. Every rank calls. Shape mismatches name the tensor. */
+/* Weights alone (masters too), of a checkpoint or Hugging Face folder. Every rank calls. */
 enum status checkpoint_load_weights(const char *path, struct optimizer *optimizer);
 /* Moments, from any number of ranks' shards into this rank's. Every rank calls. */
 enum status checkpoint_load_moments(const char *path, struct optimizer *optimizer);

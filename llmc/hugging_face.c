@@ -11,7 +11,8 @@
 enum {
     SLAB_BYTES = 4 << 20,
     TILE = 32, /* rows and columns that a transpose moves together, so that both sides stay in cache */
-    NAME_BYTES = 128
+    NAME_BYTES = 128,
+    MOST_FILES = 1000 /* of one model */
 };
 
 /* ---- the tensors of a model, bucket by bucket, in the order of the flat layout ---- */
@@ -200,16 +201,117 @@ static void shape_text(char *out, size_t size, const int64_t *shape, int dimensi
     }
 }
 
+/* The files of a model: one without an index, or those that the index names. */
+struct weights {
+    struct json *index;     /* NULL: none */
+    const struct json *map; /* in the index: names of tensors and files */
+    char where[PATH_MAX];   /* the index, or the one file */
+    struct safetensors **files;
+    const char **names; /* of the files, as the index has them */
+    size_t count;
+};
+
+static void close_weights(struct weights *w) {
+    for (size_t i = 0; i < w->count; i++) {
+        safetensors_close(w->files[i]);
+    }
+    free(w->files);
+    free(w->names);
+    json_free(w->index);
+}
+
+/* NULL: not open yet. */
+static const struct safetensors *open_file_of(const struct weights *w, const char *name) {
+    for (size_t i = 0; i < w->count; i++) {
+        if (strcmp(w->names[i], name) == 0) {
+            return w->files[i];
+        }
+    }
+    return NULL;
+}
+
+static enum status open_indexed_files(struct weights *w, const char *folder) {
+    w->map = json_get(w->index, "weight_map");
+    if (w->map == NULL || w->map->type != JSON_OBJECT) {
+        return fail("%s: no object \"weight_map\" in it: is it the index of a model's weights?", w->where);
+    }
+    for (size_t i = 0; i < w->map->count; i++) {
+        const struct json *name = &w->map->items[i];
+        if (name->type != JSON_STRING || name->string[0] == '\0' || strchr(name->string, '/') != NULL ||
+            strlen(name->string) != name->string_bytes) {
+            return fail("%s: the file of tensor \"%.100s\" is not the name of a file in this folder",
+                w->where, w->map->keys[i]);
+        }
+        if (open_file_of(w, name->string) != NULL) {
+            continue;
+        }
+        char path[PATH_MAX];
+        if (w->count == MOST_FILES) {
+            return fail("%s: names more than %d files", w->where, (int)MOST_FILES);
+        }
+        CHECK(path_join(path, sizeof path, folder, name->string));
+        CHECK(safetensors_open(&w->files[w->count], path));
+        w->names[w->count++] = name->string;
+    }
+    return STATUS_OK;
+}
+
+static enum status open_index(struct weights *w, const char *folder) {
+    uint8_t *text;
+    size_t bytes;
+    CHECK(path_join(w->where, sizeof w->where, folder, "model.safetensors.index.json"));
+    if (!path_exists(w->where)) {
+        return fail("%s: no model.safetensors in it, and no model.safetensors.index.json", folder);
+    }
+    CHECK(file_read_all(w->where, &text, &bytes));
+    enum status status = json_parse(&w->index, (const char *)text, bytes, w->where);
+    free(text);
+    CHECK(status);
+    return open_indexed_files(w, folder);
+}
+
+static enum status open_weights(struct weights *w, const char *folder) {
+    CHECK(ALLOCATE(w->files, MOST_FILES));
+    CHECK(ALLOCATE(w->names, MOST_FILES));
+    CHECK(path_join(w->where, sizeof w->where, folder, "model.safetensors"));
+    if (!path_exists(w->where)) {
+        return open_index(w, folder);
+    }
+    CHECK(safetensors_open(&w->files[0], w->where));
+    w->names[0] = "";
+    w->count = 1;
+    return STATUS_OK;
+}
+
+/* *entry stays NULL if there is no tensor of that name. */
+static enum status look_up(const struct weights *w, const char *name, const struct safetensors **file,
+    const struct safetensors_entry **entry) {
+    *file = w->files[0];
+    if (w->map != NULL) {
+        const struct json *file_name = json_get(w->map, name);
+        if (file_name == NULL) {
+            return STATUS_OK;
+        }
+        *file = open_file_of(w, file_name->string);
+        if (safetensors_find(*file, name) == NULL) {
+            return fail("%s: tensor \"%s\" is not in it, where %s says it is", (*file)->path, name, w->where);
+        }
+    }
+    *entry = safetensors_find(*file, name);
+    return STATUS_OK;
+}
+
 /* The tensor, which may also be named as in a bare GPT2Model, without the prefix. */
-static enum status find_tensor(
-    const struct safetensors *file, const struct model_tensor *t, const struct safetensors_entry **out) {
+static enum status find_tensor(const struct weights *w, const struct model_tensor *t,
+    const struct safetensors **file, const struct safetensors_entry **out) {
     static const char prefix[] = "transformer.";
-    const struct safetensors_entry *entry = safetensors_find(file, t->name);
+    const struct safetensors_entry *entry = NULL;
+    CHECK(look_up(w, t->name, file, &entry));
     if (entry == NULL && strncmp(t->name, prefix, sizeof prefix - 1) == 0) {
-        entry = safetensors_find(file, t->name + sizeof prefix - 1);
+        CHECK(look_up(w, t->name + sizeof prefix - 1, file, &entry));
     }
     if (entry == NULL) {
-        return fail("%s: tensor \"%s\" is missing: is it a GPT-2 of as many layers?", file->path, t->name);
+        return fail("%s: tensor \"%s\" is missing: is it a GPT-2 of as many layers?", w->where, t->name);
     }
     bool same = entry->dimensions == t->dimensions;
     for (int i = 0; same && i < t->dimensions; i++) {
@@ -221,16 +323,17 @@ static enum status find_tensor(
         shape_text(wanted, sizeof wanted, t->shape, t->dimensions);
         return fail(
             "%s: tensor \"%s\" is %s, but this model's is %s: choose the model's shape as it was trained",
-            file->path, t->name, there, wanted);
+            (*file)->path, t->name, there, wanted);
     }
     *out = entry;
     return STATUS_OK;
 }
 
 static enum status read_tensor(
-    const struct safetensors *file, const struct model_tensor *t, float *values, float *slab) {
+    const struct weights *w, const struct model_tensor *t, float *values, float *slab) {
+    const struct safetensors *file = NULL;
     const struct safetensors_entry *entry = NULL;
-    CHECK(find_tensor(file, t, &entry));
+    CHECK(find_tensor(w, t, &file, &entry));
     int64_t file_columns = t->shape[1];
     int64_t rows = slab_rows(t);
     for (int64_t row = 0; row < t->shape[0]; row += rows) {
@@ -245,39 +348,67 @@ static enum status read_tensor(
     return STATUS_OK;
 }
 
-static enum status read_buckets(struct optimizer *optimizer, const struct safetensors *file,
-    const struct tensor_list *list, float *bucket, float *slab) {
-    const struct layout *layout = model_get_layout(optimizer->model);
-    for (int b = 0; b < layout->buckets; b++) {
-        /* what no file holds, the padding of the vocabulary, is 0 */
-        memset(bucket, 0, (size_t)layout->bucket[b].count * sizeof *bucket);
-        for (size_t i = 0; i < list->count; i++) {
-            const struct model_tensor *t = &list->tensors[i];
-            if (t->bucket == b) {
-                CHECK(read_tensor(file, t, bucket + t->offset_in_bucket, slab));
-            }
+/* A head of its own that is stored is one that this model does not have, unless it is the token embedding again. */
+static enum status check_head(
+    const struct weights *w, const struct model_tensor *embedding, const float *values, float *slab) {
+    struct model_tensor head = *embedding;
+    const struct safetensors *file = NULL;
+    const struct safetensors_entry *entry = NULL;
+    snprintf(head.name, sizeof head.name, "lm_head.weight");
+    CHECK(look_up(w, head.name, &file, &entry));
+    if (entry == NULL) {
+        return STATUS_OK;
+    }
+    CHECK(find_tensor(w, &head, &file, &entry));
+    int64_t rows = slab_rows(&head), columns = head.shape[1];
+    for (int64_t row = 0; row < head.shape[0]; row += rows) {
+        int64_t n = min_i64(rows, head.shape[0] - row);
+        CHECK(safetensors_read_values(file, entry, row * columns, n * columns, slab, DTYPE_F32));
+        if (memcmp(slab, values + row * columns, (size_t)(n * columns) * sizeof *slab) != 0) {
+            return fail("%s: tensor \"%s\" is not the token embedding: a model with a head of its own is not "
+                        "one that this program has",
+                file->path, head.name);
         }
-        CHECK(optimizer_import_bucket(optimizer, b, bucket));
     }
     return STATUS_OK;
 }
 
-enum status hugging_face_read_weights(const char *path, struct optimizer *optimizer) {
-    const struct layout *layout = model_get_layout(optimizer->model);
+static enum status read_bucket(
+    const struct weights *w, const struct tensor_list *list, int bucket, float *values, float *slab) {
+    for (size_t i = 0; i < list->count; i++) {
+        const struct model_tensor *t = &list->tensors[i];
+        if (t->bucket != bucket) {
+            continue;
+        }
+        CHECK(read_tensor(w, t, values + t->offset_in_bucket, slab));
+        if (t->id == TOKEN_EMBEDDING) {
+            CHECK(check_head(w, t, values + t->offset_in_bucket, slab));
+        }
+    }
+    return STATUS_OK;
+}
+
+enum status hugging_face_read_weights(const char *folder, const struct model_config *config,
+    const struct layout *layout, hugging_face_sink sink, void *context) {
     enum status status = STATUS_OK;
-    struct safetensors *file = NULL;
+    struct weights weights = {.count = 0};
     struct tensor_list list = {NULL, 0};
-    float *bucket = NULL, *slab = NULL;
-    CHECK_CLEANUP(safetensors_open(&file, path));
-    CHECK_CLEANUP(list_tensors(&list, model_get_config(optimizer->model), layout));
-    CHECK_CLEANUP(ALLOCATE(bucket, largest_bucket(layout)));
+    float *values = NULL, *slab = NULL;
+    CHECK_CLEANUP(open_weights(&weights, folder));
+    CHECK_CLEANUP(list_tensors(&list, config, layout));
+    CHECK_CLEANUP(ALLOCATE(values, largest_bucket(layout)));
     CHECK_CLEANUP(ALLOCATE(slab, slab_elements(&list)));
-    CHECK_CLEANUP(read_buckets(optimizer, file, &list, bucket, slab));
+    for (int b = 0; b < layout->buckets; b++) {
+        /* what no file holds, the padding of the vocabulary, is 0 */
+        memset(values, 0, (size_t)layout->bucket[b].count * sizeof *values);
+        CHECK_CLEANUP(read_bucket(&weights, &list, b, values, slab));
+        CHECK_CLEANUP(sink(context, b, values));
+    }
 cleanup:
     free(slab);
-    free(bucket);
+    free(values);
     free(list.tensors);
-    safetensors_close(file);
+    close_weights(&weights);
     return status;
 }
 
@@ -363,7 +494,6 @@ static enum status check_architecture(
     const struct json *json, const char *path, const struct model_config *c) {
     CHECK(expect_string(json, "model_type", "gpt2", path));
     CHECK(expect_string(json, "activation_function", ACTIVATION, path));
-    CHECK(expect_bool(json, "tie_word_embeddings", true, path));
     CHECK(expect_bool(json, "scale_attn_weights", true, path));
     CHECK(expect_bool(json, "scale_attn_by_inverse_layer_idx", false, path));
     const struct json *epsilon = json_get(json, "layer_norm_epsilon"), *inner = json_get(json, "n_inner");

@@ -15,12 +15,18 @@ extern "C" {
    there alone are the checksum and the size. */
 enum status hugging_face_write_weights(
     const char *path, struct optimizer *optimizer, uint64_t *xxh64, uint64_t *bytes);
-/* Every rank reads; F64, F32, BF16 or F16. Tensors that are missing or of another shape are named. */
-enum status hugging_face_read_weights(const char *path, struct optimizer *optimizer);
+/* Gets the values of a bucket, laid out as in the model's flat buffer: bucket->count floats. */
+typedef enum status (*hugging_face_sink)(void *context, int bucket, const float *values);
+/* The weights in a folder, bucket by bucket: model.safetensors, or the files that model.safetensors.index.json names; of
+   F64, F32, BF16 or F16; with the prefix "transformer." or without. Tensors that are missing or of another shape are
+   named. A head that is stored must be the token embedding. */
+enum status hugging_face_read_weights(const char *folder, const struct model_config *config,
+    const struct layout *layout, hugging_face_sink sink, void *context);
 
 /* config.json. The caller frees the text. */
 enum status hugging_face_config_text(const struct model_config *config, char **text, size_t *bytes);
-/* Values that the model does not have (another activation, an untied head, ...) are errors that name them. */
+/* Values that the model does not have (another activation, another epsilon, ...) are errors that name them. Whether a
+   head is tied is left to the weights. */
 enum status hugging_face_read_config(const char *path, struct model_config *config);
 
 #ifdef __cplusplus

@@ -520,17 +520,50 @@ enum status metrics_log_step(struct metrics_log *log, const struct step_metrics 
     return end_event(&w, log);
 }
 
+void format_loss(char *out, size_t size, double loss, int64_t tokens, double seconds) {
+    char count[32];
+    format_count(count, sizeof count, (double)tokens);
+    snprintf(out, size, "validation loss %.4f, perplexity %.2f (%s tokens in %.1f s)", without_nan_sign(loss),
+        without_nan_sign(exp(loss)), count, seconds);
+}
+
+void format_choices(
+    char *out, size_t size, int64_t questions, int64_t correct, int64_t correct_normalised, double seconds) {
+    double percent = 100.0 / (double)questions;
+    snprintf(out, size, "multiple choice %.2f%% right, %.2f%% by loss per token (%lld questions in %.1f s)",
+        percent * (double)correct, percent * (double)correct_normalised, (long long)questions, seconds);
+}
+
+/* An evaluation's line. */
+static void print_evaluation(struct metrics_log *log, int64_t step, const char *text) {
+    char line[300];
+    snprintf(line, sizeof line, "step %lld  %s", (long long)step, text);
+    print_line(log, line);
+}
+
 enum status metrics_log_eval(
     struct metrics_log *log, int64_t step, double loss, int64_t tokens, double seconds) {
-    char line[200], count[32];
-    format_count(count, sizeof count, (double)tokens);
-    snprintf(line, sizeof line, "step %lld  validation loss %.4f, perplexity %.2f (%s tokens in %.1f s)",
-        (long long)step, without_nan_sign(loss), without_nan_sign(exp(loss)), count, seconds);
-    print_line(log, line);
+    char text[200];
+    format_loss(text, sizeof text, loss, tokens, seconds);
+    print_evaluation(log, step, text);
     struct json_writer w;
     begin_event(&w, "eval", step);
     write_number(&w, "loss", loss);
     write_integer(&w, "tokens", tokens);
+    write_number(&w, "seconds", seconds);
+    return end_event(&w, log);
+}
+
+enum status metrics_log_choices(struct metrics_log *log, int64_t step, int64_t questions, int64_t correct,
+    int64_t correct_normalised, double seconds) {
+    char text[200];
+    format_choices(text, sizeof text, questions, correct, correct_normalised, seconds);
+    print_evaluation(log, step, text);
+    struct json_writer w;
+    begin_event(&w, "multiple_choice", step);
+    write_integer(&w, "questions", questions);
+    write_integer(&w, "correct", correct);
+    write_integer(&w, "correct_normalised", correct_normalised);
     write_number(&w, "seconds", seconds);
     return end_event(&w, log);
 }

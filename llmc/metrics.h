@@ -64,6 +64,8 @@ void metrics_log_close(struct metrics_log *log); /* NULL is allowed */
 enum status metrics_log_step(struct metrics_log *log, const struct step_metrics *step);
 enum status metrics_log_eval(
     struct metrics_log *log, int64_t step, double loss, int64_t tokens, double seconds);
+enum status metrics_log_choices(struct metrics_log *log, int64_t step, int64_t questions, int64_t correct,
+    int64_t correct_normalised, double seconds);
 enum status metrics_log_sample(struct metrics_log *log, int64_t step, const char *text, size_t bytes);
 enum status metrics_log_checkpoint(
     struct metrics_log *log, int64_t step, const char *path, double seconds, uint64_t bytes);
@@ -72,6 +74,10 @@ enum status metrics_log_note(struct metrics_log *log, int64_t step, const char *
 /* Any other one-line object the caller built; to the file only. */
 enum status metrics_log_json(struct metrics_log *log, const char *json_line);
 
+/* An evaluation in words, as they stand in the run's lines. */
+void format_loss(char *out, size_t size, double loss, int64_t tokens, double seconds);
+void format_choices(
+    char *out, size_t size, int64_t questions, int64_t correct, int64_t correct_normalised, double seconds);
 /* "1.32B", "124M", "12.4k", "257"; "1.21 GiB"; "2d07h", "2h03m", "2m05s", "41s", "-" for no time. Into out. */
 void format_count(char *out, size_t size, double value);
 void format_bytes(char *out, size_t size, uint64_t bytes);

@@ -28,7 +28,7 @@ struct model {
     void *buffers[BUFFER_KINDS];
     size_t
         copy_bytes[BUFFER_KINDS]; /* distance from a layer's copy to the next; 0 where there is one for all */
-    void *host_logits;            /* one row, activation dtype */
+    void *host_losses;            /* of a micro-batch, statistic dtype */
 };
 
 const char *const recompute_names[RECOMPUTE_LEVELS] = {"none", "gelu", "layernorm", "block"};
@@ -67,6 +67,7 @@ static double wanted_bytes(enum buffer_id id, const struct model_options *option
     double activation = (double)dtype_bytes(device->activation_dtype);
     double statistic = (double)dtype_bytes(device->statistic_dtype);
     double channels = c->channels, qkv = model_qkv_features(c);
+    double gradient = options->forward_only ? 0 : activation; /* of an element of an activation's gradient */
     struct attention_shape shape = attention_shape(c, options->micro_batch, seq_len);
     switch (id) {
     case RESIDUAL_IN:
@@ -77,9 +78,10 @@ static double wanted_bytes(enum buffer_id id, const struct model_options *option
     case FINAL_RESIDUAL:
     case FINAL_NORM:
     case BRANCH:
+        return rows * channels * activation;
     case D_RESIDUAL:
     case D_BRANCH:
-        return rows * channels * activation;
+        return rows * channels * gradient;
     case NORM1_MEAN:
     case NORM1_RSTD:
     case NORM2_MEAN:
@@ -98,7 +100,7 @@ static double wanted_bytes(enum buffer_id id, const struct model_options *option
     case GELU:
         return rows * 4 * channels * activation;
     case D_WIDE:
-        return rows * fmax(qkv, 4 * channels) * activation;
+        return rows * fmax(qkv, 4 * channels) * gradient;
     case LOGITS:
         return (double)logits_rows(options, (int64_t)rows, dtype_bytes(device->activation_dtype)) *
                model_padded_vocab(c) * activation;
@@ -150,7 +152,7 @@ int buffer_copies(enum buffer_id id, const struct model_options *options) {
     default:
         return 1;
     }
-    return options->recompute < kept_below ? options->config.layers : 1;
+    return options->recompute < kept_below && !options->forward_only ? options->config.layers : 1;
 }
 
 enum buffer_group buffer_group(enum buffer_id id) {
@@ -184,11 +186,13 @@ static enum status allocate_buffers(struct model *m) {
     size_t parameter_bytes = (size_t)m->layout.total * dtype_bytes(m->parameters.dtype);
     CHECK(b->memory_allocate(b, &m->parameters.data, parameter_bytes));
     CHECK(b->set_zero(b, m->parameters.data, parameter_bytes));
-    size_t gradient_bytes = (size_t)m->layout.total * dtype_bytes(m->gradients.dtype);
-    CHECK(b->memory_allocate(b, &m->gradients.data, gradient_bytes));
-    CHECK(b->set_zero(b, m->gradients.data, gradient_bytes));
-    return allocate(&m->host_logits, (size_t)model_padded_vocab(&m->options.config),
-        dtype_bytes(b->profile.activation_dtype));
+    if (!m->options.forward_only) {
+        size_t gradient_bytes = (size_t)m->layout.total * dtype_bytes(m->gradients.dtype);
+        CHECK(b->memory_allocate(b, &m->gradients.data, gradient_bytes));
+        CHECK(b->set_zero(b, m->gradients.data, gradient_bytes));
+    }
+    return allocate(&m->host_losses, (size_t)m->options.micro_batch * (size_t)training_seq_len(&m->options),
+        dtype_bytes(b->profile.statistic_dtype));
 }
 
 enum status model_create(struct model **out, struct backend *backend, const struct model_options *options) {
@@ -225,7 +229,7 @@ void model_free(struct model *m) {
     m->backend->memory_free(m->backend, m->parameters.data);
     m->backend->memory_free(m->backend, m->gradients.data);
     layout_free(&m->layout);
-    free(m->host_logits);
+    free(m->host_losses);
     free(m);
 }
 
@@ -510,21 +514,37 @@ enum status model_loss(struct model *m, const int32_t *tokens, const int32_t *ta
     return head(m, targets, (int64_t)batch * seq_len, loss_sum, false, 0.0, false);
 }
 
-enum status model_next_logits(
-    struct model *m, const int32_t *tokens, int count, float *logits, const struct model_hooks *hooks) {
+enum status model_token_losses(struct model *m, const int32_t *tokens, const int32_t *targets, int batch,
+    int seq_len, double *losses, const struct model_hooks *hooks) {
     struct backend *b = m->backend;
-    const struct model_config *c = &m->options.config;
-    int padded_vocab = model_padded_vocab(c);
-    CHECK(forward(m, tokens, 1, count, hooks));
-    CHECK(b->linear_forward(b, m->buffers[LOGITS], NULL,
-        activation_at(m, FINAL_NORM, (int64_t)(count - 1) * c->channels), parameter(m, TOKEN_EMBEDDING, 0),
-        NULL, 1, c->channels, padded_vocab, LINEAR_BIAS));
-    enum dtype dtype = b->profile.activation_dtype;
-    CHECK(b->copy_to_host(b, m->host_logits, m->buffers[LOGITS], (size_t)padded_vocab * dtype_bytes(dtype)));
-    for (int i = 0; i < c->vocab_size; i++) {
-        logits[i] = dtype == DTYPE_F32   ? ((const float *)m->host_logits)[i]
-                    : dtype == DTYPE_F64 ? (float)((const double *)m->host_logits)[i]
-                                         : bf16_to_float(((const uint16_t *)m->host_logits)[i]);
+    enum dtype dtype = b->profile.statistic_dtype;
+    int64_t rows = (int64_t)batch * seq_len;
+    CHECK(b->set_zero(b, m->buffers[ONE_LOSS], dtype_bytes(dtype)));
+    CHECK(model_loss(m, tokens, targets, batch, seq_len, m->buffers[ONE_LOSS], hooks));
+    CHECK(b->copy_to_host(b, m->host_losses, m->buffers[LOSSES], (size_t)rows * dtype_bytes(dtype)));
+    for (int64_t i = 0; i < rows; i++) {
+        losses[i] = dtype == DTYPE_F64 ? ((const double *)m->host_losses)[i]
+                                       : (double)((const float *)m->host_losses)[i];
     }
     return STATUS_OK;
+}
+
+enum status model_import_bucket(struct model *m, int bucket, const float *host) {
+    enum { STAGING_ELEMENTS = 1 << 22 };
+    struct backend *b = m->backend;
+    const struct bucket *k = &m->layout.bucket[bucket];
+    struct tensor staging = {NULL, DTYPE_F32};
+    int64_t most = min_i64(k->count, STAGING_ELEMENTS);
+    CHECK(b->memory_allocate(b, &staging.data, (size_t)most * sizeof(float)));
+    enum status status = STATUS_OK;
+    for (int64_t at = 0; at < k->count && status == STATUS_OK; at += most) {
+        int64_t n = min_i64(most, k->count - at);
+        status = b->copy_to_device(b, staging.data, host + at, (size_t)n * sizeof(float));
+        if (status == STATUS_OK) {
+            status = b->convert(b, tensor_at(m->parameters, k->offset + at), staging, n);
+        }
+    }
+    enum status done = b->synchronize(b);
+    b->memory_free(b, staging.data);
+    return status != STATUS_OK ? status : done;
 }

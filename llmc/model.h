@@ -103,6 +103,7 @@ struct model_options {
     enum dtype gradient_dtype;
     int64_t logits_bytes; /* most that one chunk of logits may take */
     int ranks;            /* for the layout's padding */
+    bool forward_only; /* no gradients, nothing kept for backward: model_loss and model_token_losses alone */
 };
 
 /* Called by forward before a bucket's parameters are read, and by backward when a bucket's gradients are final for
@@ -197,9 +198,13 @@ enum status model_forward_backward(struct model *model, const int32_t *tokens, c
 enum status model_loss(struct model *model, const int32_t *tokens, const int32_t *targets, int batch,
     int seq_len, void *loss_sum, const struct model_hooks *hooks);
 
-/* Logits (vocab_size floats, host) of the token that follows tokens[0, count). */
-enum status model_next_logits(
-    struct model *model, const int32_t *tokens, int count, float *logits, const struct model_hooks *hooks);
+/* Forward alone: the loss of every token, losses (B,T) on the host, 0 without a target. */
+enum status model_token_losses(struct model *model, const int32_t *tokens, const int32_t *targets, int batch,
+    int seq_len, double *losses, const struct model_hooks *hooks);
+
+/* Sets a bucket's parameters from bucket->count floats on the host. Where there is an optimizer, its masters must follow:
+   optimizer_import_bucket does both. */
+enum status model_import_bucket(struct model *model, int bucket, const float *host);
 
 #ifdef __cplusplus
 }

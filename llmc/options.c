@@ -233,6 +233,10 @@ bool options_given(const struct options *options, const char *name) {
     return row != NULL && options->given[row - option_table];
 }
 
+bool options_use_model(const struct options *options) {
+    return options->evaluate || options_given(options, "generate");
+}
+
 /* ---- config files ---- */
 
 static char *skip_spaces(char *at) {
@@ -591,6 +595,34 @@ static enum status check_part_of_steps(const struct options *o, const char *name
     return STATUS_OK;
 }
 
+static enum status check_tokenizer_of_questions(const struct options *o) {
+    return o->multiple_choice[0] == '\0' || strcmp(o->tokenizer, "none") != 0
+               ? STATUS_OK
+               : fail("--multiple-choice: a question's text needs a tokenizer; give --tokenizer");
+}
+
+static enum status check_use(const struct options *o) {
+    bool generate = options_given(o, "generate");
+    if (generate && o->evaluate) {
+        return fail("--generate and --evaluate are two things to do: give one of them");
+    }
+    if (o->ranks > 1) {
+        return fail("--%s: one rank does it; leave out --ranks", generate ? "generate" : "evaluate");
+    }
+    if (generate) {
+        return strcmp(o->tokenizer, "none") != 0
+                   ? STATUS_OK
+                   : fail("--generate: no tokenizer lies beside the model; give --tokenizer");
+    }
+    if (o->val_data[0] == '\0' && o->multiple_choice[0] == '\0') {
+        return fail("--evaluate: there is nothing to evaluate on; give --val-data or --multiple-choice");
+    }
+    if (strcmp(o->val_data, "synthetic") == 0) {
+        return fail("--evaluate: random tokens tell nothing of a model; give shards to --val-data");
+    }
+    return check_tokenizer_of_questions(o);
+}
+
 static enum status check_data(const struct options *o) {
     if (o->train_data[0] == '\0') {
         return fail("--train-data is missing: make shards of text with build/prepare and give "
@@ -602,7 +634,8 @@ static enum status check_data(const struct options *o) {
     if (strcmp(o->val_data, "synthetic") == 0 && o->eval_batches == 0) {
         return fail("--val-data synthetic has no end: give --eval-batches");
     }
-    if (options_given(o, "eval-every") && o->eval_every > 0 && o->val_data[0] == '\0') {
+    if (options_given(o, "eval-every") && o->eval_every > 0 && o->val_data[0] == '\0' &&
+        o->multiple_choice[0] == '\0') {
         return fail(
             "--eval-every %lld: there is nothing to evaluate on; give --val-data", (long long)o->eval_every);
     }
@@ -610,6 +643,7 @@ static enum status check_data(const struct options *o) {
         return fail("--tokenizer bytes has 257 tokens, more than --vocab-size %lld: raise it or take none",
             (long long)o->vocab_size);
     }
+    CHECK(check_tokenizer_of_questions(o));
     if (o->sample_every > 0 && strcmp(o->tokenizer, "none") == 0) {
         return fail("--sample-every %lld: there is no text without a tokenizer; give --tokenizer, or 0",
             (long long)o->sample_every);
@@ -638,5 +672,5 @@ enum status options_check(const struct options *options) {
     CHECK(check_global_batch(options));
     CHECK(check_part_of_steps(options, "warmup-steps", options->warmup_steps));
     CHECK(check_part_of_steps(options, "decay-steps", options->decay_steps));
-    return options->plan ? STATUS_OK : check_data(options);
+    return options->plan ? STATUS_OK : options_use_model(options) ? check_use(options) : check_data(options);
 }

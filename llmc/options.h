@@ -25,6 +25,8 @@ struct options {
     bool plan;       /* --plan: print the memory plan and stop */
     char *gpu;       /* --gpu: plan for this GPU; "" = the one that is there */
     bool quiet;      /* --quiet */
+    char *generate;  /* --generate: go on with this text and stop; "-" = stdin; see options_given */
+    bool evaluate;   /* --evaluate: measure the model on --val-data and --multiple-choice, and stop */
     int64_t seed;    /* --seed: initialisation, data order and samples */
     /* model; after options_parse no field is 0 */
     char *model;                     /* --model: a preset */
@@ -56,10 +58,14 @@ struct options {
     int64_t sample_tokens;
     char *sample_prompt;
     double sample_temperature;
-    int64_t checkpoint_every; /* steps; 0: off */
-    int64_t keep;             /* newest checkpoints to keep; 0: all */
-    int64_t keep_every;       /* steps of checkpoints kept for good; 0: none */
-    int64_t log_every;        /* plain progress lines every so many steps */
+    int64_t sample_top_k;                           /* 0: all tokens */
+    double sample_top_p, sample_repetition_penalty; /* 1: off */
+    int64_t samples;                                /* texts that --generate makes at once */
+    char *multiple_choice;                          /* JSON lines; "" = none */
+    int64_t checkpoint_every;                       /* steps; 0: off */
+    int64_t keep;                                   /* newest checkpoints to keep; 0: all */
+    int64_t keep_every;                             /* steps of checkpoints kept for good; 0: none */
+    int64_t log_every;                              /* plain progress lines every so many steps */
     /* device */
     char *device;             /* auto cpu cuda */
     int64_t threads;          /* CPU threads a rank; 0: cores / ranks */
@@ -98,6 +104,8 @@ enum status options_take_shape(struct options *options, int layers, int channels
    divide heads, the global batch is a multiple of ranks * micro_batch * seq_len, ... One line names option and remedy.
    options->ranks must be the run's, also where the environment decides it. */
 enum status options_check(const struct options *options);
+/* Is it not a training run, but the use of a trained model: --generate or --evaluate? */
+bool options_use_model(const struct options *options);
 /* Did the user set it, on the command line or in a config file? By the long name without dashes: "seq-len". */
 bool options_given(const struct options *options, const char *name);
 /* What a checkpoint keeps, as members of the writer's open object; options_parse's `stored` reads it back. */

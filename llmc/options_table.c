@@ -20,7 +20,7 @@ const struct option option_table[] = {
     {"resume", RUN, false, SWITCH_OF(resume, 0),
         .help = "continue from the newest valid checkpoint in --run-dir, or start if there is none"},
     {"init-from", RUN, false, TEXT_OF(init_from, ""), .unit = "FOLDER", .shown = "random weights",
-        .help = "start a new run with the weights of this checkpoint"},
+        .help = "start a new run with the weights of this checkpoint or Hugging Face folder"},
     {"seed", RUN, true, INTEGER_OF(seed, 1337, 0, NO_LIMIT), .unit = "N",
         .help = "of initial weights, data order and samples"},
     {"plan", RUN, false, SWITCH_OF(plan, 0),
@@ -29,6 +29,11 @@ const struct option option_table[] = {
         .help = "make the plan for this GPU; names are below"},
     {"dry-run", RUN, false, SWITCH_OF(dry_run, 0), .help = "do everything up to the first step, then stop"},
     {"quiet", RUN, false, SWITCH_OF(quiet, 0), .help = "print no progress; log.jsonl has everything"},
+    {"generate", RUN, false, TEXT_OF(generate, ""), .unit = "TEXT", .shown = "train",
+        .help = "go on with this text instead of training (- reads it from standard input), with the model "
+                "of --init-from or the newest of --run-dir, as --sample-... and --samples say"},
+    {"evaluate", RUN, false, SWITCH_OF(evaluate, 0),
+        .help = "instead of training measure such a model on --val-data, --multiple-choice or both"},
     {"help", RUN, false, SWITCH_OF(help, 0), .help = "print this text and stop; also -h"},
 
     {"model", MODEL, true, TEXT_OF(model, "tiny"), .unit = "PRESET",
@@ -96,10 +101,10 @@ const struct option option_table[] = {
     {"tokenizer", DATA, true, TEXT_OF(tokenizer, "auto"), .unit = "NAME",
         .help = "turns samples into text: bytes, or the path of GPT-2's vocab.json and merges.txt, of "
                 "tokenizer.json or of a tiktoken rank file; none; auto: bytes for a vocabulary of 257, else "
-                "none"},
+                "the files in --init-from, else none"},
 
     {"eval-every", OUTPUT, true, INTEGER_OF(eval_every, 250, 0, NO_LIMIT), .unit = "STEPS",
-        .help = "how often the loss on --val-data is measured; 0: off"},
+        .help = "how often the loss on --val-data and the score of --multiple-choice are measured; 0: off"},
     {"eval-batches", OUTPUT, true, INTEGER_OF(eval_batches, 20, 0, NO_LIMIT), .unit = "N",
         .help = "micro-batches of an evaluation over all ranks; 0: all of --val-data"},
     {"sample-every", OUTPUT, true, INTEGER_OF(sample_every, 0, 0, NO_LIMIT), .unit = "STEPS",
@@ -110,6 +115,19 @@ const struct option option_table[] = {
         .help = "how it begins"},
     {"sample-temperature", OUTPUT, true, NUMBER_OF(sample_temperature, 0.8, 0, 100), .unit = "X",
         .help = "0: always the likeliest token; 1: as the model thinks"},
+    {"sample-top-k", OUTPUT, true, INTEGER_OF(sample_top_k, 0, 0, 65536), .unit = "N", .shown = "0: all",
+        .help = "draw from the so many likeliest tokens only"},
+    {"sample-top-p", OUTPUT, true, NUMBER_OF(sample_top_p, 1, 1e-9, 1), .unit = "SHARE", .shown = "1: all",
+        .help = "draw from the likeliest tokens that have this share of the probability together"},
+    {"sample-repetition-penalty", OUTPUT, true, NUMBER_OF(sample_repetition_penalty, 1, 0.01, 100),
+        .unit = "X", .shown = "1: none",
+        .help = "makes tokens that the text has already less likely: above 0 logits are divided by it, below "
+                "multiplied"},
+    {"samples", OUTPUT, false, INTEGER_OF(samples, 1, 1, 4096), .unit = "N",
+        .help = "texts that --generate makes at once"},
+    {"multiple-choice", OUTPUT, true, TEXT_OF(multiple_choice, ""), .unit = "FILE", .shown = "none",
+        .help = "questions as HellaSwag's JSON lines have them (ctx, endings, label), asked when --val-data "
+                "is measured; needs a tokenizer"},
     {"checkpoint-every", OUTPUT, true, INTEGER_OF(checkpoint_every, 1000, 0, NO_LIMIT), .unit = "STEPS",
         .help = "how often the run is saved, besides at its end; 0: never"},
     {"keep", OUTPUT, true, INTEGER_OF(keep, 2, 0, NO_LIMIT), .unit = "N",

@@ -99,17 +99,31 @@ static enum status open_file(struct tokenizer **out, const char *path) {
     return status;
 }
 
-static enum status open_folder(struct tokenizer **out, const char *folder) {
+/* The file that says what the tokens are; "" if there is none. */
+static enum status find_file(char out[PATH_MAX], const char *folder) {
     const char *const names[] = {"vocab.json", "tokenizer.json", "encoder.json"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char path[PATH_MAX];
         bool exists;
-        CHECK(path_in(path, folder, names[i], &exists));
+        CHECK(path_in(out, folder, names[i], &exists));
         if (exists) {
-            return open_file(out, path);
+            return STATUS_OK;
         }
     }
-    return fail("%s: this folder has no vocab.json with merges.txt, and no tokenizer.json", folder);
+    out[0] = '\0';
+    return STATUS_OK;
+}
+
+bool tokenizer_is_in(const char *folder) {
+    char path[PATH_MAX];
+    return find_file(path, folder) == STATUS_OK && path[0] != '\0';
+}
+
+static enum status open_folder(struct tokenizer **out, const char *folder) {
+    char path[PATH_MAX];
+    CHECK(find_file(path, folder));
+    return path[0] != '\0'
+               ? open_file(out, path)
+               : fail("%s: this folder has no vocab.json with merges.txt, and no tokenizer.json", folder);
 }
 
 enum status tokenizer_open(struct tokenizer **out, const char *name) {

@@ -16,6 +16,8 @@ struct tokenizer;
    one of these .json files; or a tiktoken rank file. */
 enum status tokenizer_open(struct tokenizer **out, const char *name);
 void tokenizer_close(struct tokenizer *tokenizer);
+/* Does the folder have files that tokenizer_open would read? */
+bool tokenizer_is_in(const char *folder);
 /* Writes vocab.json, merges.txt and tokenizer.json, which Hugging Face's GPT2Tokenizer reads. */
 enum status tokenizer_save(const struct tokenizer *tokenizer, const char *folder);
 

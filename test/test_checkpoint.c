@@ -579,7 +579,6 @@ static void test_configs_of_other_models_are_refused(void) {
         {"{" SIZES ",\"model_type\":\"llama\"}", "\"model_type\" is not \"gpt2\""},
         {"{" SIZES ",\"activation_function\":\"relu\"}", "\"activation_function\" is not \"gelu_new\""},
         {"{" SIZES ",\"layer_norm_epsilon\":1e-6}", "\"layer_norm_epsilon\" is not 1e-05"},
-        {"{" SIZES ",\"tie_word_embeddings\":false}", "\"tie_word_embeddings\" is not true"},
         {"{" SIZES ",\"scale_attn_by_inverse_layer_idx\":true}",
             "\"scale_attn_by_inverse_layer_idx\" is not false"},
         {"{" SIZES ",\"n_inner\":24}", "\"n_inner\" is not 4 * n_embd"},

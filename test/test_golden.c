@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#include "llmc/decoder.h"
 #include "llmc/optimizer.h"
 #include "llmc/safetensors.h"
 
@@ -282,11 +283,14 @@ static void check_logits(struct fixture *f) {
     double *golden = golden_values(f, "logits", &count); /* (B, T, V) */
     int vocab_size = model_get_config(f->model)->vocab_size, seq_len = model_get_config(f->model)->seq_len;
     float *logits = malloc((size_t)vocab_size * sizeof *logits);
+    struct decoder *decoder = NULL;
+    EXPECT(succeeded(decoder_create(&decoder, f->model, 1, 0)));
     for (int sequence = 0; sequence < f->batch; sequence++) {
         const int32_t *tokens = f->tokens + sequence * seq_len;
-        for (int length = 1; length <= seq_len; length += 3) {
+        decoder_clear(decoder);
+        for (int length = 1, last = 0; length <= seq_len; last = length, length += 1 + length % 3) {
             const double *expected = golden + (sequence * seq_len + length - 1) * vocab_size;
-            EXPECT(succeeded(model_next_logits(f->model, tokens, length, logits, NULL)));
+            EXPECT(succeeded(decoder_next(decoder, tokens + last, length - last, logits)));
             double largest = 0;
             for (int v = 0; v < vocab_size; v++) {
                 largest = larger(largest, fabs(logits[v] - expected[v]));
@@ -294,6 +298,7 @@ static void check_logits(struct fixture *f) {
             EXPECT_NEAR(largest, 0, f->device->logits);
         }
     }
+    decoder_free(decoder);
     free(logits);
     free(golden);
 }

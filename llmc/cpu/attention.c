@@ -9,10 +9,8 @@
      P = exp(scale S - logsumexp), dP = dO V^T, dS = scale P (dP - rowsum(dO O))
      dV += P^T dO, dK += dS^T Q, dQ += dS K
 
-   Column blocks are a multiple of row blocks, so a block that is reached has at least one key for every row. */
+   With a cache, forward is the same over keys and values that lie there: bit for bit, wherever the new tokens begin. */
 #include "cpu.h"
-
-_Static_assert(ATTENTION_COLUMNS % ATTENTION_ROWS == 0, "see above");
 
 /* One head of one sequence: element (t, d) is data[t * stride + d]. */
 struct head {
@@ -52,12 +50,12 @@ static struct matrix scores_matrix(const real *scores, bool transposed) {
 /* ---- forward ---- */
 
 /* Turns a block of scores into exponentials and brings m, l and the output so far to the new maximum. Row i may see
-   the block's first visible + i columns. */
+   the block's first visible + i columns, which are none where the block lies after it; never in the first block. */
 static void softmax_block(struct scratch *scratch, real *out, int64_t out_stride, int64_t rows,
     int64_t columns, int64_t visible, int head_dim, real scale, bool first) {
     for (int64_t i = 0; i < rows; i++) {
         real *row = scratch->scores + i * ATTENTION_COLUMNS;
-        int64_t count = min_i64(columns, visible + i);
+        int64_t count = max_i64(0, min_i64(columns, visible + i));
         real block_max = max_row(row, count) * scale;
         real old_max = scratch->row_max[i], new_max = !first && old_max > block_max ? old_max : block_max;
         for (int64_t j = 0; j < count; j++) {
@@ -79,29 +77,35 @@ static void softmax_block(struct scratch *scratch, real *out, int64_t out_stride
     }
 }
 
-static void forward_rows(struct scratch *scratch, real *out_data, real *logsumexp, const real *qkv,
-    const struct attention_shape *s, int64_t batch, int64_t query_head, int64_t row) {
-    int64_t rows = min_i64(ATTENTION_ROWS, s->seq_len - row);
-    struct head query = packed_head(s, batch, query_head), key = key_head(s, batch, query_head),
-                value = value_head(s, batch, query_head), output = output_head(s, batch, query_head);
-    real *out = out_data + output.offset + row * output.stride;
-    real scale = 1 / (real)sqrt((double)s->head_dim);
-    for (int64_t column = 0; column < row + rows; column += ATTENTION_COLUMNS) {
-        int64_t columns = min_i64(ATTENTION_COLUMNS, row + rows - column);
-        gemm_serial(scratch, scratch->scores, ATTENTION_COLUMNS, head_rows(qkv, query, row, false),
-            head_rows(qkv, key, column, true), rows, columns, s->head_dim, false);
-        softmax_block(
-            scratch, out, output.stride, rows, columns, row - column + 1, s->head_dim, scale, column == 0);
-        gemm_serial(scratch, out, output.stride, scores_matrix(scratch->scores, false),
-            head_rows(qkv, value, column, false), rows, s->head_dim, columns, column > 0);
+/* Keys or values of one head from the first position on, and its queries and output from the block's first row on. */
+struct forward_task {
+    struct matrix query, key, value;
+    real *out;
+    int64_t out_stride;
+    int64_t row, rows; /* positions of the queries */
+    int head_dim;
+};
+
+/* Leaves the maximum and the sum of exponentials of every row in the scratch. */
+static void forward_rows(struct scratch *scratch, const struct forward_task *t) {
+    struct matrix key = t->key, value = t->value;
+    real scale = 1 / (real)sqrt((double)t->head_dim);
+    for (int64_t column = 0; column < t->row + t->rows; column += ATTENTION_COLUMNS) {
+        int64_t columns = min_i64(ATTENTION_COLUMNS, t->row + t->rows - column);
+        key.data = t->key.data + column * key.stride;
+        value.data = t->value.data + column * value.stride;
+        gemm_serial(
+            scratch, scratch->scores, ATTENTION_COLUMNS, t->query, key, t->rows, columns, t->head_dim, false);
+        softmax_block(scratch, t->out, t->out_stride, t->rows, columns, t->row - column + 1, t->head_dim,
+            scale, column == 0);
+        gemm_serial(scratch, t->out, t->out_stride, scores_matrix(scratch->scores, false), value, t->rows,
+            t->head_dim, columns, column > 0);
     }
-    for (int64_t i = 0; i < rows; i++) {
+    for (int64_t i = 0; i < t->rows; i++) {
         real factor = 1 / scratch->row_sum[i];
-        for (int d = 0; d < s->head_dim; d++) {
-            out[i * output.stride + d] *= factor;
+        for (int d = 0; d < t->head_dim; d++) {
+            t->out[i * t->out_stride + d] *= factor;
         }
-        logsumexp[(batch * s->heads + query_head) * s->seq_len + row + i] =
-            scratch->row_max[i] + (real)log(scratch->row_sum[i]);
     }
 }
 
@@ -114,9 +118,61 @@ static enum status attention_forward(struct backend *b, void *out, void *logsume
     use_threads(b);
 #pragma omp parallel for schedule(dynamic)
     for (int64_t task = 0; task < tasks; task++) {
-        int64_t block = task % blocks, head = task / blocks % shape.heads,
+        int64_t row = task % blocks * ATTENTION_ROWS, head = task / blocks % shape.heads,
                 batch = task / blocks / shape.heads;
-        forward_rows(thread_scratch(b), out, logsumexp, qkv, &shape, batch, head, block * ATTENTION_ROWS);
+        struct head output = output_head(&shape, batch, head);
+        struct forward_task t = {head_rows(qkv, packed_head(&shape, batch, head), row, false),
+            head_rows(qkv, key_head(&shape, batch, head), 0, true),
+            head_rows(qkv, value_head(&shape, batch, head), 0, false),
+            (real *)out + output.offset + row * output.stride, output.stride, row,
+            min_i64(ATTENTION_ROWS, shape.seq_len - row), shape.head_dim};
+        struct scratch *scratch = thread_scratch(b);
+        forward_rows(scratch, &t);
+        for (int64_t i = 0; i < t.rows; i++) {
+            ((real *)logsumexp)[(batch * shape.heads + head) * shape.seq_len + row + i] =
+                scratch->row_max[i] + (real)log(scratch->row_sum[i]);
+        }
+    }
+    return STATUS_OK;
+}
+
+/* ---- forward with a cache ---- */
+
+/* Copies the new keys and values of one sequence and key/value head. */
+static void put_into_cache(real *cache, const real *qkv, const struct attention_shape *s, int64_t batch,
+    int64_t kv_head, int64_t past, int64_t capacity) {
+    for (int64_t part = 0; part < 2; part++) {
+        struct head from = packed_head(s, batch, s->heads + part * s->kv_heads + kv_head);
+        real *to = cache + (((batch * 2 + part) * s->kv_heads + kv_head) * capacity + past) * s->head_dim;
+        for (int64_t t = 0; t < s->seq_len; t++) {
+            memcpy(to + t * s->head_dim, qkv + from.offset + t * from.stride,
+                (size_t)s->head_dim * sizeof(real));
+        }
+    }
+}
+
+static enum status attention_cached(struct backend *b, void *out, void *cache, const void *qkv,
+    struct attention_shape shape, int past, int capacity) {
+    int64_t blocks = ceil_div(shape.seq_len, ATTENTION_ROWS);
+    int64_t tasks = (int64_t)shape.batch * shape.heads * blocks;
+    use_threads(b);
+#pragma omp parallel for
+    for (int64_t task = 0; task < (int64_t)shape.batch * shape.kv_heads; task++) {
+        put_into_cache(cache, qkv, &shape, task / shape.kv_heads, task % shape.kv_heads, past, capacity);
+    }
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t task = 0; task < tasks; task++) {
+        int64_t row = task % blocks * ATTENTION_ROWS, head = task / blocks % shape.heads,
+                batch = task / blocks / shape.heads;
+        int64_t kv_head = head / (shape.heads / shape.kv_heads);
+        int64_t cached_head = (int64_t)capacity * shape.head_dim; /* elements */
+        const real *keys = (const real *)cache + (batch * 2 * shape.kv_heads + kv_head) * cached_head;
+        struct head output = output_head(&shape, batch, head);
+        struct forward_task t = {head_rows(qkv, packed_head(&shape, batch, head), row, false),
+            {keys, shape.head_dim, true}, {keys + shape.kv_heads * cached_head, shape.head_dim, false},
+            (real *)out + output.offset + row * output.stride, output.stride, past + row,
+            min_i64(ATTENTION_ROWS, shape.seq_len - row), shape.head_dim};
+        forward_rows(thread_scratch(b), &t);
     }
     return STATUS_OK;
 }
@@ -133,7 +189,7 @@ static void score_gradients(struct scratch *scratch, const real *logsumexp, int6
     int64_t visible, real scale) {
     for (int64_t i = 0; i < rows; i++) {
         real *p = scratch->scores + i * ATTENTION_COLUMNS, *d = scratch->d_scores + i * ATTENTION_COLUMNS;
-        int64_t count = min_i64(columns, visible + i);
+        int64_t count = max_i64(0, min_i64(columns, visible + i));
         real lse = logsumexp[i], delta = scratch->row_sum[i];
         for (int64_t j = 0; j < count; j++) {
             p[j] = exp_real(p[j] * scale - lse);
@@ -211,4 +267,5 @@ static enum status attention_backward(struct backend *b, void *d_qkv, void *work
 void attention_install(struct backend *b) {
     b->attention_forward = attention_forward;
     b->attention_backward = attention_backward;
+    b->attention_cached = attention_cached;
 }

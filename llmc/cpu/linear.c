@@ -8,7 +8,7 @@
 static const real CUBIC = (real)0.044715;
 static const real TWO_SQRT_2_OVER_PI = (real)1.5957691216057307;
 
-enum { GELU_CHUNK = 4096, ROW_BLOCK = 64 };
+enum { GELU_CHUNK = 4096, ROW_BLOCK = 64, FEW_ROWS = 4 };
 
 /* sigmoid(v) and sigmoid(-v) = 1 - sigmoid(v), both to full relative precision. Only values that are there anyway are
    chosen between: compilers vectorise that, and no more. */
@@ -68,11 +68,31 @@ static void finish_forward(const void *context, int64_t row, int64_t rows, int64
     }
 }
 
+/* A product with few rows reads each weight once and has nothing to gain from packing. */
+static void multiply_few_rows(struct backend *b, real *out, const real *in, const real *weight, int64_t rows,
+    int64_t depth, int64_t features, const struct forward_epilogue *e) {
+    use_threads(b);
+#pragma omp parallel for
+    for (int64_t first = 0; first < features; first += COLUMN_CHUNK) {
+        int64_t width = min_i64(COLUMN_CHUNK, features - first);
+        for (int64_t column = first; column < first + width; column++) {
+            for (int64_t row = 0; row < rows; row++) {
+                out[row * features + column] = dot_rows(in + row * depth, weight + column * depth, depth);
+            }
+        }
+        finish_forward(e, 0, rows, first, width);
+    }
+}
+
 static enum status linear_forward(struct backend *b, void *out, void *pre_gelu, const void *in,
     const void *weight, const void *bias, int64_t rows, int in_features, int out_features,
     enum linear_epilogue epilogue) {
     bool gelu = epilogue == LINEAR_BIAS_GELU;
     struct forward_epilogue e = {gelu ? pre_gelu : out, gelu ? out : NULL, bias, out_features};
+    if (rows <= FEW_ROWS) {
+        multiply_few_rows(b, e.product, in, weight, rows, in_features, out_features, &e);
+        return STATUS_OK;
+    }
     struct matrix left = {in, in_features, false}, right = {weight, in_features, true};
     gemm(b, e.product, out_features, left, right, rows, out_features, in_features, false, finish_forward, &e);
     return STATUS_OK;

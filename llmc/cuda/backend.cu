@@ -229,6 +229,7 @@ static void install(struct backend *b) {
     b->range_end = range_end;
     cuda_attention_install(b);
     cuda_classifier_install(b);
+    cuda_decode_install(b);
     cuda_embedding_install(b);
     cuda_layernorm_install(b);
     cuda_linear_install(b);

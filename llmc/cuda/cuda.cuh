@@ -99,6 +99,7 @@ void matmul_plans_free(struct backend *b);
 
 void cuda_attention_install(struct backend *b);
 void cuda_classifier_install(struct backend *b);
+void cuda_decode_install(struct backend *b);
 void cuda_embedding_install(struct backend *b);
 void cuda_layernorm_install(struct backend *b);
 void cuda_linear_install(struct backend *b);

@@ -1,0 +1,51 @@
+/* Weights go straight from the file into the model: no optimizer, no gradients. */
+#include "inference.h"
+
+#include "hugging_face.h"
+
+static enum status import_bucket(void *model, int bucket, const float *values) {
+    return model_import_bucket((struct model *)model, bucket, values);
+}
+
+static enum status open_tokenizer(struct inference *i, const char *name, int vocab_size) {
+    if (strcmp(name, "none") == 0) {
+        return STATUS_OK;
+    }
+    CHECK(tokenizer_open(&i->tokenizer, name));
+    if (tokenizer_vocab_size(i->tokenizer) > vocab_size) {
+        return fail("--tokenizer %s has %d tokens, more than the model's %d: take the one that the model was "
+                    "trained with",
+            name, tokenizer_vocab_size(i->tokenizer), vocab_size);
+    }
+    return STATUS_OK;
+}
+
+enum status inference_open(struct inference *out, struct backend *backend, const char *folder,
+    const struct model_config *config, const char *tokenizer, int batch, int seq_len, int64_t logits_bytes) {
+    struct model_options m = {.config = *config,
+        .micro_batch = batch,
+        .seq_len = seq_len,
+        .gradient_dtype = backend->profile.gradient_dtype,
+        .logits_bytes = logits_bytes,
+        .ranks = 1,
+        .forward_only = true};
+    memset(out, 0, sizeof *out);
+    enum status status = open_tokenizer(out, tokenizer, config->vocab_size);
+    if (status == STATUS_OK) {
+        status = model_create(&out->model, backend, &m);
+    }
+    if (status == STATUS_OK) {
+        status = hugging_face_read_weights(
+            folder, config, model_get_layout(out->model), import_bucket, out->model);
+    }
+    if (status != STATUS_OK) {
+        inference_close(out);
+    }
+    return status;
+}
+
+void inference_close(struct inference *i) {
+    tokenizer_close(i->tokenizer);
+    model_free(i->model);
+    memset(i, 0, sizeof *i);
+}
