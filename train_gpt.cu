@@ -420,6 +420,7 @@ static struct plan_options make_plan_options(
     p.model = make_model_options(run, device);
     p.device = *device;
     p.zero_stage = zero_stage(&run->options);
+    p.samples = run->options.sample_every > 0;
     p.device_bytes = device_bytes;
     return p;
 }

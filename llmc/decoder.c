@@ -77,6 +77,7 @@ static uint64_t buffer_bytes_of(enum decoder_buffer id, const struct model_confi
 uint64_t decoder_bytes(
     const struct model_config *config, const struct backend_profile *device, int sequences, int capacity) {
     uint64_t bytes = 0;
+    capacity = capacity > 0 ? capacity : config->seq_len;
     for (int id = 0; id < DECODER_BUFFERS; id++) {
         bytes += buffer_bytes_of((enum decoder_buffer)id, config, device, sequences, capacity);
     }

@@ -2,6 +2,7 @@
    drift from the truth. */
 #include "plan.h"
 
+#include "decoder.h"
 #include "metrics.h"
 #include "optimizer.h"
 
@@ -34,11 +35,13 @@ enum status plan_make(struct plan *plan, const struct plan_options *options) {
     plan->master_bytes =
         device->master_dtype == device->parameter_dtype ? 0 : states * dtype_bytes(device->master_dtype);
     plan->staging_bytes = OPTIMIZER_STAGING_ELEMENTS * sizeof(float);
+    plan->decoder_bytes = options->samples ? decoder_bytes(&model->config, device, 1, model->seq_len) : 0;
     plan->device_workspace_bytes = device->workspace_bytes;
     plan->group_bytes[BUFFER_PARAMETERS] = plan->parameter_bytes;
     plan->group_bytes[BUFFER_GRADIENTS] = plan->gradient_bytes;
     plan->group_bytes[BUFFER_OPTIMIZER] = plan->moment_bytes + plan->master_bytes;
-    plan->group_bytes[BUFFER_WORKSPACE] = plan->staging_bytes + plan->device_workspace_bytes;
+    plan->group_bytes[BUFFER_WORKSPACE] =
+        plan->staging_bytes + plan->decoder_bytes + plan->device_workspace_bytes;
     int seq_len = model->seq_len > 0 ? model->seq_len : model->config.seq_len;
     for (int id = 0; id < BUFFER_KINDS; id++) {
         size_t one = (size_t)round_up((int64_t)buffer_bytes((enum buffer_id)id, model, seq_len, device), 256);
@@ -111,6 +114,9 @@ void plan_print(FILE *out, const struct plan *plan, const struct plan_options *o
         }
         if (g == BUFFER_WORKSPACE) {
             print_line(out, "  checkpoint staging", plan->staging_bytes, "");
+        }
+        if (g == BUFFER_WORKSPACE && plan->decoder_bytes > 0) {
+            print_line(out, "  sampling", plan->decoder_bytes, "");
         }
         if (g == BUFFER_WORKSPACE && plan->device_workspace_bytes > 0) {
             print_line(out, "  device and libraries", plan->device_workspace_bytes, "");
