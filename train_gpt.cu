@@ -5,7 +5,8 @@
      rank_main      one rank: device, data, model, optimizer, weights; then the loop
      train          the loop: step, evaluation, sample, checkpoint, signals
      train_step     micro-steps of forward and backward, one optimizer step, one line of progress
-     use_model      instead of a run: texts of a trained model (--generate), or how good it is (--evaluate)
+     use_model      instead of a run: texts of a trained model (--generate), how good it is (--evaluate), or its files
+                    (--export)
 
    Plain C in a .cu file: nvcc builds it with CUDA, `cc -x c` without. */
 #include <errno.h>
@@ -260,8 +261,9 @@ static enum status sample(struct worker *w) {
 static enum status save(struct worker *w) {
     double start = time_seconds();
     uint64_t bytes = 0;
-    CHECK(checkpoint_save(w->run->run_dir, w->optimizer, &w->state, w->options_json, w->last_checkpoint,
-        sizeof w->last_checkpoint, &bytes));
+    bool files = w->tokenizer != NULL && tokenizer_has_files(w->tokenizer);
+    CHECK(checkpoint_save(w->run->run_dir, w->optimizer, &w->state, w->options_json,
+        files ? w->tokenizer : NULL, w->last_checkpoint, sizeof w->last_checkpoint, &bytes));
     if (w->log == NULL) {
         return STATUS_OK;
     }
@@ -1088,7 +1090,9 @@ static enum status use_model(const struct run *run) {
     CHECK_CLEANUP(comm_single_create(&comm));
     CHECK_CLEANUP(inference_open(
         &it, backend, run->checkpoint, &run->config, o->tokenizer, batch, seq_len, o->logits_mib << 20));
-    CHECK_CLEANUP(o->evaluate ? evaluate_model(o, &it, comm) : generate_texts(o, &it));
+    CHECK_CLEANUP(o->evaluate               ? evaluate_model(o, &it, comm)
+                  : o->export_to[0] != '\0' ? inference_export(&it, o->export_to)
+                                            : generate_texts(o, &it));
 cleanup:
     inference_close(&it);
     if (comm != NULL) {
@@ -1124,7 +1128,7 @@ static enum status prepare(struct run *run, int argc, const char *const *argv, b
     if (options_use_model(o)) {
         CHECK(find_model(run));
         CHECK(options_check(o));
-        return choose_device(run);
+        return o->export_to[0] != '\0' ? STATUS_OK : choose_device(run); /* the CPU keeps every bit */
     }
     if (run->checkpoint[0] == '\0' && o->init_from[0] != '\0') {
         CHECK(take_shape_of_start(run, o->init_from));

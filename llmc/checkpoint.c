@@ -18,6 +18,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { PATH_BYTES = 4096, STATE_VERSION = 1, MESSAGE_BYTES = 1024 };
@@ -216,6 +217,7 @@ struct saving {
     struct optimizer *optimizer;
     const struct run_state *state;
     const char *options_json;
+    const struct tokenizer *tokenizer;
     bool first_rank;
     char parent[PATH_BYTES];    /* <run>/checkpoints */
     char temporary[PATH_BYTES]; /* <run>/checkpoints/.tmp-step-N */
@@ -236,11 +238,17 @@ static enum status make_temporary_folder(const struct saving *s, const char *run
     return make_directories(s->temporary);
 }
 
+static enum status export_bucket(void *optimizer, int bucket, float *values) {
+    return optimizer_export_bucket((struct optimizer *)optimizer, bucket, values);
+}
+
 static enum status write_tensors(struct saving *s) {
     char path[PATH_BYTES];
     uint64_t weights_bytes = 0;
+    const struct model *model = s->optimizer->model;
     CHECK(path_join(path, sizeof path, s->temporary, WEIGHTS));
-    enum status status = hugging_face_write_weights(path, s->optimizer, &s->weights_xxh64, &weights_bytes);
+    enum status status = hugging_face_write_weights(path, model_get_config(model), model_get_layout(model),
+        s->first_rank, export_bucket, s->optimizer, &s->weights_xxh64, &weights_bytes);
     if (status == STATUS_OK) {
         status = moments_write(s->temporary, s->optimizer, &s->moments.xxh64, &s->moments.bytes);
     }
@@ -284,8 +292,26 @@ static enum status write_config_and_state(struct saving *s) {
     return status;
 }
 
+static enum status write_tokenizer(struct saving *s) {
+    if (s->tokenizer == NULL) {
+        return STATUS_OK;
+    }
+    CHECK(tokenizer_save(s->tokenizer, s->temporary));
+    for (int i = 0; i < TOKENIZER_FILES; i++) {
+        char path[PATH_BYTES];
+        uint64_t xxh64;
+        struct stat info;
+        CHECK(path_join(path, sizeof path, s->temporary, tokenizer_files[i]));
+        CHECK(file_sync(path));
+        CHECK(xxh64_file(path, &xxh64));
+        add_checksum(s, xxh64, tokenizer_files[i]);
+        s->bytes += stat(path, &info) == 0 ? (uint64_t)info.st_size : 0;
+    }
+    return STATUS_OK;
+}
+
 static enum status write_texts(struct saving *s) {
-    enum { LINE_BYTES = 16 + 2 + MOMENTS_NAME_BYTES + 1, FILES_BESIDE_MOMENTS = 3 };
+    enum { LINE_BYTES = 16 + 2 + MOMENTS_NAME_BYTES + 1, FILES_BESIDE_MOMENTS = 3 + TOKENIZER_FILES };
     int ranks = s->optimizer->comm->ranks;
     s->checksums_capacity = (size_t)(ranks + FILES_BESIDE_MOMENTS) * LINE_BYTES + 1;
     CHECK(ALLOCATE(s->checksums, s->checksums_capacity));
@@ -296,6 +322,7 @@ static enum status write_texts(struct saving *s) {
         add_checksum(s, s->all_moments[rank].xxh64, name);
     }
     CHECK(write_config_and_state(s));
+    CHECK(write_tokenizer(s));
     CHECK(write_text(s, CHECKSUMS, s->checksums, s->checksums_bytes));
     return file_sync(s->temporary);
 }
@@ -340,13 +367,15 @@ static enum status save(struct saving *s, const char *run_dir) {
 }
 
 enum status checkpoint_save(const char *run_dir, struct optimizer *optimizer, const struct run_state *state,
-    const char *options_json, char *path_out, size_t path_size, uint64_t *bytes_out) {
+    const char *options_json, const struct tokenizer *tokenizer, char *path_out, size_t path_size,
+    uint64_t *bytes_out) {
     struct comm *comm = optimizer->comm;
     struct saving s;
     memset(&s, 0, sizeof s);
     s.optimizer = optimizer;
     s.state = state;
     s.options_json = options_json;
+    s.tokenizer = tokenizer;
     s.first_rank = comm->rank == 0;
     CHECK(checkpoints_folder(s.parent, run_dir));
     CHECK(step_folder(s.temporary, s.parent, TEMPORARY_PREFIX, state->step));

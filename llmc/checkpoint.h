@@ -1,6 +1,7 @@
 /* A run's state on disk. <run>/checkpoints/step-00001000/ holds
      model.safetensors, config.json   what Hugging Face's GPT2LMHeadModel reads (fp32)
      optimizer-00000-of-00008.safetensors   each rank's shard of the moments
+     vocab.json, merges.txt, tokenizer.json   where the run has a tokenizer of such files
      state.json                       step, data position, counters, options
      checksums.xxh64                  of every file above; `xxh64sum -c` reads it
    It is written under a temporary name, fsynced and renamed: a folder of the final name is complete. */
@@ -9,6 +10,7 @@
 
 #include "json.h"
 #include "optimizer.h"
+#include "tokenizer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -31,10 +33,12 @@ struct run_state {
     double recent_loss[SPIKE_WINDOW], recent_norm[SPIKE_WINDOW];
 };
 
-/* Collective: every rank calls. options_json: the object of options_write_json. On any rank's failure every rank
+/* Collective: every rank calls. options_json: the object of options_write_json. tokenizer: whose files go beside the
+   weights; NULL: none. On any rank's failure every rank
    returns it and the temporary folder is removed. path_out[size]: the finished folder; bytes_out: of all files. */
 enum status checkpoint_save(const char *run_dir, struct optimizer *optimizer, const struct run_state *state,
-    const char *options_json, char *path_out, size_t path_size, uint64_t *bytes_out);
+    const char *options_json, const struct tokenizer *tokenizer, char *path_out, size_t path_size,
+    uint64_t *bytes_out);
 /* Removes old checkpoints and left-over temporary folders; keeps the newest `keep` (0: all) up to `step`, the one just
    saved, and every step that is a multiple of keep_every (0: none). Those of later steps, which are damaged ones that
    the resume passed over, do not count and stay. First rank only. */

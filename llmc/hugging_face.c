@@ -162,20 +162,19 @@ static enum status write_bucket(struct export *e, int bucket) {
     return STATUS_OK;
 }
 
-enum status hugging_face_write_weights(
-    const char *path, struct optimizer *optimizer, uint64_t *xxh64, uint64_t *bytes) {
-    const struct layout *layout = model_get_layout(optimizer->model);
-    bool first_rank = optimizer->comm->rank == 0;
+enum status hugging_face_write_weights(const char *path, const struct model_config *config,
+    const struct layout *layout, bool writing, hugging_face_source source, void *context, uint64_t *xxh64,
+    uint64_t *bytes) {
     struct export e;
     memset(&e, 0, sizeof e);
     enum status status = STATUS_OK, exchange = STATUS_OK;
-    if (first_rank) {
-        status = begin_export(&e, path, model_get_config(optimizer->model), layout);
+    if (writing) {
+        status = begin_export(&e, path, config, layout);
     }
     for (int b = 0; b < layout->buckets && exchange == STATUS_OK; b++) {
-        bool writing = first_rank && status == STATUS_OK; /* after a failure: only keep up with the others */
-        exchange = optimizer_export_bucket(optimizer, b, writing ? e.bucket : NULL);
-        if (writing && exchange == STATUS_OK) {
+        bool wanted = writing && status == STATUS_OK; /* after a failure: only keep up with the others */
+        exchange = source(context, b, wanted ? e.bucket : NULL);
+        if (wanted && exchange == STATUS_OK) {
             status = write_bucket(&e, b);
         }
     }

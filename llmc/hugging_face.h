@@ -5,16 +5,21 @@
 #ifndef LLMC_HUGGING_FACE_H
 #define LLMC_HUGGING_FACE_H
 
-#include "optimizer.h"
+#include "model.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* model.safetensors in fp32. Every rank calls, and stays with the others whatever fails; the first rank writes, and
-   there alone are the checksum and the size. */
-enum status hugging_face_write_weights(
-    const char *path, struct optimizer *optimizer, uint64_t *xxh64, uint64_t *bytes);
+/* Gives a bucket's values, laid out as in the model's flat buffer: bucket->count floats; values NULL: they are not wanted,
+   but others may be waiting for this call. */
+typedef enum status (*hugging_face_source)(void *context, int bucket, float *values);
+/* model.safetensors in fp32. Every rank calls, and stays with the others whatever fails; the one that is `writing` (the
+   first) writes, and there alone are the checksum and the size, where they are not NULL. */
+enum status hugging_face_write_weights(const char *path, const struct model_config *config,
+    const struct layout *layout, bool writing, hugging_face_source source, void *context, uint64_t *xxh64,
+    uint64_t *bytes);
+
 /* Gets the values of a bucket, laid out as in the model's flat buffer: bucket->count floats. */
 typedef enum status (*hugging_face_sink)(void *context, int bucket, const float *values);
 /* The weights in a folder, bucket by bucket: model.safetensors, or the files that model.safetensors.index.json names; of

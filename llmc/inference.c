@@ -3,6 +3,8 @@
 
 #include "hugging_face.h"
 
+#include <stdlib.h>
+
 static enum status import_bucket(void *model, int bucket, const float *values) {
     return model_import_bucket((struct model *)model, bucket, values);
 }
@@ -42,6 +44,31 @@ enum status inference_open(struct inference *out, struct backend *backend, const
         inference_close(out);
     }
     return status;
+}
+
+static enum status export_bucket(void *model, int bucket, float *values) {
+    return model_export_bucket((struct model *)model, bucket, values);
+}
+
+enum status inference_export(const struct inference *i, const char *folder) {
+    enum { PATH_BYTES = 4096 };
+    char weights[PATH_BYTES], config[PATH_BYTES], *text;
+    size_t bytes;
+    const struct model_config *c = model_get_config(i->model);
+    CHECK(path_join(weights, sizeof weights, folder, "model.safetensors"));
+    CHECK(path_join(config, sizeof config, folder, "config.json"));
+    if (path_exists(weights) || path_exists(config)) {
+        return fail("--export %s: there is a model in it already; choose another folder", folder);
+    }
+    CHECK(make_directories(folder));
+    CHECK(hugging_face_write_weights(
+        weights, c, model_get_layout(i->model), true, export_bucket, i->model, NULL, NULL));
+    CHECK(hugging_face_config_text(c, &text, &bytes));
+    enum status status = file_write_all(config, text, bytes);
+    free(text);
+    CHECK(status);
+    return i->tokenizer != NULL && tokenizer_has_files(i->tokenizer) ? tokenizer_save(i->tokenizer, folder)
+                                                                     : STATUS_OK;
 }
 
 void inference_close(struct inference *i) {

@@ -18,6 +18,9 @@ struct inference {
    tokenizer_open, or "none". The model takes micro-batches of `batch` sequences of `seq_len` tokens. */
 enum status inference_open(struct inference *out, struct backend *backend, const char *folder,
     const struct model_config *config, const char *tokenizer, int batch, int seq_len, int64_t logits_bytes);
+/* Writes the model as Hugging Face's GPT2LMHeadModel reads it: model.safetensors in fp32, config.json, and the files of a
+   tokenizer that has some. The folder is made; one with a model in it is refused. */
+enum status inference_export(const struct inference *inference, const char *folder);
 void inference_close(struct inference *inference);
 
 #ifdef __cplusplus

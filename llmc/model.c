@@ -529,22 +529,37 @@ enum status model_token_losses(struct model *m, const int32_t *tokens, const int
     return STATUS_OK;
 }
 
-enum status model_import_bucket(struct model *m, int bucket, const float *host) {
+/* A bucket between the device and fp32 on the host, a piece of it at a time: exactly one of the two is given. */
+static enum status exchange_bucket(struct model *m, int bucket, const float *from_host, float *to_host) {
     enum { STAGING_ELEMENTS = 1 << 22 };
     struct backend *b = m->backend;
     const struct bucket *k = &m->layout.bucket[bucket];
     struct tensor staging = {NULL, DTYPE_F32};
     int64_t most = min_i64(k->count, STAGING_ELEMENTS);
-    CHECK(b->memory_allocate(b, &staging.data, (size_t)most * sizeof(float)));
-    enum status status = STATUS_OK;
+    enum status status = b->memory_allocate(b, &staging.data, (size_t)most * sizeof(float));
     for (int64_t at = 0; at < k->count && status == STATUS_OK; at += most) {
         int64_t n = min_i64(most, k->count - at);
-        status = b->copy_to_device(b, staging.data, host + at, (size_t)n * sizeof(float));
-        if (status == STATUS_OK) {
-            status = b->convert(b, tensor_at(m->parameters, k->offset + at), staging, n);
+        size_t bytes = (size_t)n * sizeof(float);
+        struct tensor parameters = tensor_at(m->parameters, k->offset + at);
+        if (from_host != NULL) {
+            CHECK_CLEANUP(b->copy_to_device(b, staging.data, from_host + at, bytes));
+            CHECK_CLEANUP(b->convert(b, parameters, staging, n));
+        } else {
+            CHECK_CLEANUP(b->convert(b, staging, parameters, n));
+            CHECK_CLEANUP(b->copy_to_host(b, to_host + at, staging.data, bytes));
         }
     }
-    enum status done = b->synchronize(b);
+    CHECK_CLEANUP(status);
+    status = b->synchronize(b);
+cleanup:
     b->memory_free(b, staging.data);
-    return status != STATUS_OK ? status : done;
+    return status;
+}
+
+enum status model_import_bucket(struct model *m, int bucket, const float *host) {
+    return exchange_bucket(m, bucket, host, NULL);
+}
+
+enum status model_export_bucket(struct model *m, int bucket, float *host) {
+    return exchange_bucket(m, bucket, NULL, host);
 }

@@ -205,6 +205,8 @@ enum status model_token_losses(struct model *model, const int32_t *tokens, const
 /* Sets a bucket's parameters from bucket->count floats on the host. Where there is an optimizer, its masters must follow:
    optimizer_import_bucket does both. */
 enum status model_import_bucket(struct model *model, int bucket, const float *host);
+/* The other way. */
+enum status model_export_bucket(struct model *model, int bucket, float *host);
 
 #ifdef __cplusplus
 }

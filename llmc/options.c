@@ -234,7 +234,7 @@ bool options_given(const struct options *options, const char *name) {
 }
 
 bool options_use_model(const struct options *options) {
-    return options->evaluate || options_given(options, "generate");
+    return options->evaluate || options->export_to[0] != '\0' || options_given(options, "generate");
 }
 
 /* ---- config files ---- */
@@ -602,12 +602,17 @@ static enum status check_tokenizer_of_questions(const struct options *o) {
 }
 
 static enum status check_use(const struct options *o) {
-    bool generate = options_given(o, "generate");
-    if (generate && o->evaluate) {
-        return fail("--generate and --evaluate are two things to do: give one of them");
+    bool generate = options_given(o, "generate"), export_to = o->export_to[0] != '\0';
+    if (generate + o->evaluate + export_to > 1) {
+        return fail("--generate, --evaluate and --export are different things to do: give one of them");
     }
     if (o->ranks > 1) {
-        return fail("--%s: one rank does it; leave out --ranks", generate ? "generate" : "evaluate");
+        return fail("--%s: one rank does it; leave out --ranks", generate    ? "generate"
+                                                                 : export_to ? "export"
+                                                                             : "evaluate");
+    }
+    if (export_to) {
+        return STATUS_OK;
     }
     if (generate) {
         return strcmp(o->tokenizer, "none") != 0

@@ -26,6 +26,7 @@ struct options {
     char *gpu;       /* --gpu: plan for this GPU; "" = the one that is there */
     bool quiet;      /* --quiet */
     char *generate;  /* --generate: go on with this text and stop; "-" = stdin; see options_given */
+    char *export_to; /* --export: write the model there as Hugging Face reads it, and stop; "" = do not */
     bool evaluate;   /* --evaluate: measure the model on --val-data and --multiple-choice, and stop */
     int64_t seed;    /* --seed: initialisation, data order and samples */
     /* model; after options_parse no field is 0 */
@@ -104,7 +105,7 @@ enum status options_take_shape(struct options *options, int layers, int channels
    divide heads, the global batch is a multiple of ranks * micro_batch * seq_len, ... One line names option and remedy.
    options->ranks must be the run's, also where the environment decides it. */
 enum status options_check(const struct options *options);
-/* Is it not a training run, but the use of a trained model: --generate or --evaluate? */
+/* Is it not a training run, but the use of a trained model: --generate, --evaluate or --export? */
 bool options_use_model(const struct options *options);
 /* Did the user set it, on the command line or in a config file? By the long name without dashes: "seq-len". */
 bool options_given(const struct options *options, const char *name);

@@ -34,6 +34,9 @@ const struct option option_table[] = {
                 "of --init-from or the newest of --run-dir, as --sample-... and --samples say"},
     {"evaluate", RUN, false, SWITCH_OF(evaluate, 0),
         .help = "instead of training measure such a model on --val-data, --multiple-choice or both"},
+    {"export", RUN, false, TEXT_OF(export_to, ""), .unit = "FOLDER", .shown = "train",
+        .help = "instead of training write such a model, in fp32, and its tokenizer where Hugging Face reads "
+                "them"},
     {"help", RUN, false, SWITCH_OF(help, 0), .help = "print this text and stop; also -h"},
 
     {"model", MODEL, true, TEXT_OF(model, "tiny"), .unit = "PRESET",

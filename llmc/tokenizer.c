@@ -150,6 +150,10 @@ void tokenizer_close(struct tokenizer *tokenizer) {
 
 /* ---- use ---- */
 
+bool tokenizer_has_files(const struct tokenizer *tokenizer) {
+    return tokenizer->merge_count > 0;
+}
+
 int tokenizer_vocab_size(const struct tokenizer *tokenizer) {
     return tokenizer->vocab_size;
 }

@@ -19,8 +19,11 @@ void tokenizer_close(struct tokenizer *tokenizer);
 /* Does the folder have files that tokenizer_open would read? */
 bool tokenizer_is_in(const char *folder);
 /* Writes vocab.json, merges.txt and tokenizer.json, which Hugging Face's GPT2Tokenizer reads. */
+enum { TOKENIZER_FILES = 3 };
+extern const char *const tokenizer_files[TOKENIZER_FILES];
 enum status tokenizer_save(const struct tokenizer *tokenizer, const char *folder);
 
+bool tokenizer_has_files(const struct tokenizer *tokenizer); /* "bytes" needs none */
 int tokenizer_vocab_size(const struct tokenizer *tokenizer);
 int32_t tokenizer_end_of_text(const struct tokenizer *tokenizer);
 /* tokens: malloc'ed, caller frees. No end-of-text is added, and none is made of a text "<|endoftext|>". Several threads

@@ -550,6 +550,8 @@ static enum status save_merges(struct symbols *s, const struct tokenizer *t, con
     return status;
 }
 
+const char *const tokenizer_files[TOKENIZER_FILES] = {"vocab.json", "merges.txt", "tokenizer.json"};
+
 enum status tokenizer_save(const struct tokenizer *tokenizer, const char *folder) {
     struct symbols *s;
     struct json_writer vocab, all;

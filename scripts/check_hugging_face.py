@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Loads a checkpoint of train_gpt with Hugging Face's GPT2LMHeadModel, as it is, and checks
+"""Weights between train_gpt and Hugging Face, both ways. Prints one line a check; exit code 1 if one fails.
+
+check_hugging_face.py CHECKPOINT loads a checkpoint of train_gpt with GPT2LMHeadModel, as it is, and checks
 
   - that every weight finds its place: none missing, none left over, none of another shape;
   - that the logits on random tokens are those of scripts/reference_model.py, the model that train_gpt's
@@ -7,19 +9,30 @@
   - with --val-data, that the loss on those shards is the one that train_gpt logged at the checkpoint's step.
     The run must have measured all of them (--eval-batches 0) at that step.
 
-Prints one line a check; exit code 1 if one fails. Grouped-query attention is not part of GPT2LMHeadModel:
-such a checkpoint fails at the first check.
+Grouped-query attention is not part of GPT2LMHeadModel: such a checkpoint fails at the first check.
+
+check_hugging_face.py without one makes GPT-2s with random weights (a tiny one and 124M), saves them as
+Hugging Face does - one file, several with an index, fp16, bf16, without the prefix "transformer.", with the
+head stored - and checks
+
+  - that train_gpt --export writes every tensor bit by bit as it was (fp16 and bf16: as its value in fp32);
+  - that GPT2LMHeadModel loads what it wrote;
+  - that the logits of both programs agree to 1e-4; train_gpt's come token by token, with its cache, from
+    build/test/print_logits (make build/test/print_logits).
 """
 
 import argparse
 import glob
 import json
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import GPT2LMHeadModel
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 
 from reference_model import load_checkpoint, token_losses
@@ -84,16 +97,88 @@ def check_logged_loss(model, checkpoint, pattern):
                  f"loss {loss:.6f} over {counted} tokens, train_gpt logged {logged[-1]['loss']:.6f}")
 
 
+# ---- round trips ----
+
+SHAPES = {
+    "tiny": dict(n_layer=3, n_embd=48, n_head=3, n_positions=64, vocab_size=301),
+    "124M": dict(n_layer=12, n_embd=768, n_head=12, n_positions=1024, vocab_size=50257),
+}
+
+
+def save_with_head(model, folder):
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+FORMS = {
+    "one file": (torch.float32, lambda model, folder: model.save_pretrained(folder)),
+    "several files": (torch.float32, lambda model, folder: model.save_pretrained(folder, max_shard_size=shard(model))),
+    "fp16, several files": (
+        torch.float16, lambda model, folder: model.save_pretrained(folder, max_shard_size=shard(model))),
+    "bf16": (torch.bfloat16, lambda model, folder: model.save_pretrained(folder)),
+    "without the prefix": (torch.float32, lambda model, folder: model.transformer.save_pretrained(folder)),
+    "head stored": (torch.float32, save_with_head),
+}
+
+
+def shard(model):
+    """About four files."""
+    return sum(p.numel() * p.element_size() for p in model.parameters()) // 4
+
+
+def run(command):
+    ended = subprocess.run([str(word) for word in command], capture_output=True)
+    if ended.returncode != 0:
+        sys.exit(f"FAILED  {ended.stderr.decode().strip()}")
+    return ended.stdout
+
+
+@torch.no_grad()
+def check_round_trip(name, form, programs):
+    dtype, save = FORMS[form]
+    end_of_text = SHAPES[name]["vocab_size"] - 1
+    config = GPT2Config(**SHAPES[name], initializer_range=0.1, bos_token_id=end_of_text, eos_token_id=end_of_text)
+    model = GPT2LMHeadModel(config).to(dtype)
+    with tempfile.TemporaryDirectory() as work:
+        there, back = Path(work) / "there", Path(work) / "back"
+        save(model, there)
+        files = len(list(there.glob("*.safetensors")))
+        run([programs.train_gpt, f"--init-from={there}", f"--export={back}"])
+        expected = {f"transformer.{key}": value.float() for key, value in model.transformer.state_dict().items()}
+        got = load_file(back / "model.safetensors")
+        same = got.keys() == expected.keys() and all(torch.equal(got[key], expected[key]) for key in got)
+        good = check(same, f"{name}, {form} ({files} files): {len(expected)} tensors bit by bit")
+
+        loaded, complete = load(back)
+        tokens = torch.randint(SHAPES[name]["vocab_size"], (1, 40))
+        printed = run([programs.print_logits, there, *tokens[0].tolist()])
+        logits = torch.from_numpy(np.frombuffer(printed, np.float32).copy()).reshape(40, -1)
+        difference = (loaded(tokens).logits[0] - logits).abs().max().item()
+        return check(difference < 1e-4, f"{name}, {form}: logits differ by up to {difference:.1e}") and good and complete
+
+
+def check_round_trips(programs):
+    torch.manual_seed(1)
+    results = [check_round_trip(name, form, programs) for name in SHAPES for form in FORMS]
+    return all(results)
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkpoint", type=Path, help="a folder runs/NAME/checkpoints/step-NNNNNNNN")
+    parser.add_argument("checkpoint", type=Path, nargs="?", help="a folder runs/NAME/checkpoints/step-NNNNNNNN")
     parser.add_argument("--val-data", metavar="GLOB", help="the run's --val-data")
+    parser.add_argument("--train-gpt", default="./train_gpt", metavar="PROGRAM")
+    parser.add_argument("--print-logits", default="build/test/print_logits", metavar="PROGRAM")
     arguments = parser.parse_args()
 
-    checkpoint = arguments.checkpoint.resolve()
     logging.disable_progress_bar()
+    if arguments.checkpoint is None:
+        return 0 if check_round_trips(arguments) else 1
+    checkpoint = arguments.checkpoint.resolve()
     model, good = load(checkpoint)
     if good:
         good = check_logits(model, checkpoint)

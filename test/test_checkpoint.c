@@ -187,7 +187,8 @@ static void save_step(struct rank *r, int64_t step) {
     char path[PATH_BYTES];
     uint64_t bytes = 0;
     fill_by_formula(r);
-    EXPECT(checkpoint_save(run_dir, r->optimizer, &state, OPTIONS, path, sizeof path, &bytes) == STATUS_OK);
+    EXPECT(checkpoint_save(run_dir, r->optimizer, &state, OPTIONS, NULL, path, sizeof path, &bytes) ==
+           STATUS_OK);
     EXPECT(bytes > 1000);
     char name[32];
     snprintf(name, sizeof name, "step-%08d", (int)step);
@@ -215,9 +216,10 @@ static void save_odd_state(struct rank *r, const void *argument) {
     const struct run_state *state = argument;
     char path[PATH_BYTES];
     uint64_t bytes;
-    EXPECT(checkpoint_save(run_dir, r->optimizer, state, OPTIONS, path, sizeof path, &bytes) == STATUS_OK);
-    EXPECT(checkpoint_save(run_dir, r->optimizer, state, "{\"not\": json}", path, sizeof path, &bytes) ==
-           STATUS_ERROR);
+    EXPECT(
+        checkpoint_save(run_dir, r->optimizer, state, OPTIONS, NULL, path, sizeof path, &bytes) == STATUS_OK);
+    EXPECT(checkpoint_save(run_dir, r->optimizer, state, "{\"not\": json}", NULL, path, sizeof path,
+               &bytes) == STATUS_ERROR);
 }
 
 static void test_the_state_reads_back_bit_by_bit(void) {
@@ -347,7 +349,8 @@ static void save_f64(struct rank *r, const void *argument) {
     struct run_state state = state_of_step(2);
     char path[PATH_BYTES];
     uint64_t bytes;
-    EXPECT(checkpoint_save(run_dir, r->optimizer, &state, OPTIONS, path, sizeof path, &bytes) == STATUS_OK);
+    EXPECT(checkpoint_save(run_dir, r->optimizer, &state, OPTIONS, NULL, path, sizeof path, &bytes) ==
+           STATUS_OK);
 }
 
 static void load_f64(struct rank *r, const void *argument) {
@@ -392,7 +395,7 @@ static void train_and_save(struct rank *r, const void *argument) {
             uint64_t bytes;
             EXPECT(optimizer_result(r->optimizer, &result) == STATUS_OK && result.applied);
             state.optimizer_step = result.optimizer_step;
-            EXPECT(checkpoint_save(run_dir, r->optimizer, &state, OPTIONS, path, sizeof path, &bytes) ==
+            EXPECT(checkpoint_save(run_dir, r->optimizer, &state, OPTIONS, NULL, path, sizeof path, &bytes) ==
                    STATUS_OK);
         }
     }
@@ -415,7 +418,8 @@ static void resume_and_save_elsewhere(struct rank *r, const void *other_run) {
     EXPECT(optimizer_result(r->optimizer, &result) == STATUS_OK && result.optimizer_step == 4);
     state = state_of_step(4);
     state.optimizer_step = 4;
-    EXPECT(checkpoint_save(other_run, r->optimizer, &state, OPTIONS, path, sizeof path, &bytes) == STATUS_OK);
+    EXPECT(checkpoint_save(other_run, r->optimizer, &state, OPTIONS, NULL, path, sizeof path, &bytes) ==
+           STATUS_OK);
 }
 
 static void test_a_resumed_run_goes_on_bit_by_bit_as_one_that_was_not_interrupted(void) {
@@ -930,8 +934,8 @@ static void save_and_expect_failure(struct rank *r, const char *why) {
     struct run_state state = state_of_step(20);
     char path[PATH_BYTES];
     uint64_t bytes;
-    EXPECT(
-        checkpoint_save(run_dir, r->optimizer, &state, OPTIONS, path, sizeof path, &bytes) == STATUS_ERROR);
+    EXPECT(checkpoint_save(run_dir, r->optimizer, &state, OPTIONS, NULL, path, sizeof path, &bytes) ==
+           STATUS_ERROR);
     EXPECT_CONTAINS(error_message(), run_dir);
     EXPECT_CONTAINS(error_message(), "step 20 is not saved");
     EXPECT_CONTAINS(error_message(), why);
@@ -1016,7 +1020,8 @@ static void save_in_deep_folder(struct rank *r, const void *argument) {
     fill_by_formula(r);
     bool fits =
         strlen(deep) + strlen("/checkpoints/.tmp-step-00000003/optimizer-00000-of-00001.safetensors") < 4096;
-    enum status status = checkpoint_save(deep, r->optimizer, &state, OPTIONS, path, sizeof path, &bytes);
+    enum status status =
+        checkpoint_save(deep, r->optimizer, &state, OPTIONS, NULL, path, sizeof path, &bytes);
     EXPECT(status == (fits ? STATUS_OK : STATUS_ERROR));
     EXPECT(fits || strstr(error_message(), "too long") != NULL);
     EXPECT(checkpoint_find_newest(deep, found, sizeof found, keep_notice, notices) == STATUS_OK ||
