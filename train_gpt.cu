@@ -23,6 +23,7 @@
 #include "llmc/evaluate.h"
 #include "llmc/generate.h"
 #include "llmc/inference.h"
+#include "llmc/info.h"
 #include "llmc/launch.h"
 #include "llmc/metrics.h"
 #include "llmc/options.h"
@@ -1116,6 +1117,9 @@ static enum status prepare(struct run *run, int argc, const char *const *argv, b
         options_print_help(stdout);
         return STATUS_OK;
     }
+    if (o->info[0] != '\0') {
+        return info_print(stdout, o->info);
+    }
     run->config.layers = (int)o->layers;
     run->config.channels = (int)o->channels;
     run->config.heads = (int)o->heads;
@@ -1189,7 +1193,7 @@ int main(int argc, char **argv) {
             code = 1;
             break;
         }
-        if (run.options.help || run.options.plan) {
+        if (run.options.help || run.options.plan || run.options.info[0] != '\0') {
             break;
         }
         if (options_use_model(&run.options)) {

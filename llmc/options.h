@@ -26,6 +26,7 @@ struct options {
     char *gpu;       /* --gpu: plan for this GPU; "" = the one that is there */
     bool quiet;      /* --quiet */
     char *generate;  /* --generate: go on with this text and stop; "-" = stdin; see options_given */
+    char *info;      /* --info: tell what is there and stop; "" = do not */
     char *export_to; /* --export: write the model there as Hugging Face reads it, and stop; "" = do not */
     bool evaluate;   /* --evaluate: measure the model on --val-data and --multiple-choice, and stop */
     int64_t seed;    /* --seed: initialisation, data order and samples */

@@ -37,6 +37,8 @@ const struct option option_table[] = {
     {"export", RUN, false, TEXT_OF(export_to, ""), .unit = "FOLDER", .shown = "train",
         .help = "instead of training write such a model, in fp32, and its tokenizer where Hugging Face reads "
                 "them"},
+    {"info", RUN, false, TEXT_OF(info, ""), .unit = "PATH", .shown = "train",
+        .help = "instead of training tell what a run, checkpoint, model, shard or tokenizer is"},
     {"help", RUN, false, SWITCH_OF(help, 0), .help = "print this text and stop; also -h"},
 
     {"model", MODEL, true, TEXT_OF(model, "tiny"), .unit = "PRESET",

@@ -1,6 +1,6 @@
 #!/bin/sh
 # build/prepare from outside: what it writes, what it says, what it refuses.
-. test/prepare_frame.sh
+. test/frame.sh
 
 # refuses MESSAGE ARGUMENT...: prepare with these arguments
 refuses() {

@@ -1,6 +1,6 @@
 #!/bin/sh
 # build/prepare and train_gpt with byte-pair encoding, from outside.
-. test/prepare_frame.sh
+. test/frame.sh
 golden=$PWD/test/golden/tokenizer
 
 # decode SHARD...: their text, with the golden vocabulary

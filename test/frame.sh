@@ -1,7 +1,8 @@
-# What the tests of build/prepare share; read by them with ".". Each test is a function that run_test runs in an empty
+# What tests of the programs from outside share; read by them with ".". Each test is a function that run_test runs in an empty
 # folder under "set -e": the first command that fails fails the test.
 build=$(cd "${FLASHGPT_BUILD:-build}" && pwd)
 prepare=$build/prepare
+train_gpt=$build/train_gpt
 folder=$(mktemp -d)
 trap 'chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
 passed=0

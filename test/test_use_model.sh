@@ -1,0 +1,163 @@
+#!/bin/sh
+# What train_gpt does with a trained model, from outside: --generate, --evaluate, --export, --info, and questions while it
+# trains. test/golden/choices has a GPT-2 of Hugging Face with random weights (bytes as tokens, 64 positions), 60 questions,
+# and how many of them PyTorch gets right with it (scripts/compare_multiple_choice.py).
+. test/frame.sh
+choices=$PWD/test/golden/choices
+vocabulary=$PWD/test/golden/tokenizer
+export FLASHGPT_CACHE="$folder/cache"
+
+# the golden model on the CPU
+use="$train_gpt --init-from $choices --device cpu"
+
+# fails PATTERN COMMAND...: exit code 1, and the one line matches
+fails() {
+    pattern=$1
+    shift
+    code=0
+    "$@" >out 2>err || code=$?
+    cat err
+    [ "$code" -eq 1 ]
+    [ "$(wc -l <err)" -eq 1 ]
+    grep -Eq -- "$pattern" err
+}
+
+# right BY_LOSS BY_MEAN COUNT: the line that evaluations print for so many right answers
+right() {
+    awk -v a="$1" -v b="$2" -v n="$3" \
+        'BEGIN { printf "multiple choice %.2f%% right, %.2f%% by loss per token (%d questions in", 100 * a / n, 100 * b / n, n }'
+}
+
+# small_run OPTION...: three steps of a tiny model with bytes
+small_run() {
+    head -c 20000 "$vocabulary/text.txt" "$choices/questions.jsonl" >text
+    [ -d shards ] || "$prepare" --out-dir shards text
+    "$train_gpt" --device cpu --layers 1 --channels 32 --heads 2 --seq-len 32 --micro-batch 4 --steps 3 --quiet \
+        --train-data 'shards/train_*.bin' --val-data 'shards/val_*.bin' --sample-every 0 "$@"
+}
+
+test_as_many_answers_are_right_as_in_pytorch() {
+    read -r questions by_sum by_mean <"$choices/answers"
+    for batch in 1 7 300; do
+        $use --evaluate --multiple-choice "$choices/questions.jsonl" --micro-batch $batch >out
+        grep -qF "$(right "$by_sum" "$by_mean" "$questions")" out
+    done
+}
+
+test_questions_are_asked_while_training_by_any_number_of_ranks() {
+    for ranks in 1 2 3; do
+        small_run --run-dir run$ranks --ranks $ranks --micro-batch 12 --global-batch 2304 --eval-every 1 --eval-batches 0 \
+            --multiple-choice "$choices/questions.jsonl"
+        grep '"multiple_choice"' run$ranks/log.jsonl | sed 's/.*"step":\([0-9]*\).*\("questions".*\),"seconds.*/\1 \2/' >asked$ranks
+        [ "$(wc -l <asked$ranks)" -eq 3 ]
+        grep -q '^3 "questions":60,' asked$ranks
+    done
+    cmp asked1 asked2
+    cmp asked1 asked3
+    "$train_gpt" --evaluate --run-dir run1 --device cpu --multiple-choice "$choices/questions.jsonl" >out
+    by_sum=$(sed -n 's/^3 .*"correct":\([0-9]*\).*/\1/p' asked1)
+    by_mean=$(sed -n 's/^3 .*"correct_normalised":\([0-9]*\).*/\1/p' asked1)
+    grep -qF "$(right "$by_sum" "$by_mean" 60)" out
+}
+
+test_the_loss_alone_is_the_one_that_the_run_logged() {
+    small_run --run-dir run --eval-every 3 --eval-batches 0
+    logged=$(sed -n 's/.*"type":"eval","step":3,.*"loss":\([^,]*\),.*/\1/p' run/log.jsonl)
+    for batch in 1 5 64; do
+        "$train_gpt" --evaluate --run-dir run --device cpu --val-data 'shards/val_*.bin' --micro-batch $batch >out
+        grep -qF "validation loss $(printf %.4f "$logged"), perplexity" out
+    done
+}
+
+test_a_text_goes_on_where_the_prompt_ends() {
+    $use --generate 'the man ' --sample-tokens 30 --seed 3 >alone 2>speed
+    [ "$(head -c 8 alone)" = 'the man ' ]
+    grep -Eq '^[0-9]+ tokens in [0-9.]+ s, [0-9.]+ a second$' speed
+    printf 'the man ' | $use --generate - --sample-tokens 30 --seed 3 --quiet >piped 2>quiet
+    cmp alone piped
+    [ ! -s quiet ]
+    $use --generate 'the man ' --sample-tokens 30 --seed 4 --quiet >other
+    ! cmp -s alone other
+}
+
+test_several_samples_come_one_after_the_other() {
+    $use --generate ab --samples 3 --sample-tokens 20 --quiet >out
+    [ "$(grep -ac '^--- sample [23] of 3$' out)" -eq 2 ]
+    $use --generate ab --sample-tokens 20 --quiet >alone
+    head -c $(($(wc -c <alone) - 1)) alone | cmp -n $(($(wc -c <alone) - 1)) - out
+}
+
+test_top_k_of_1_is_the_likeliest_token_at_any_temperature() {
+    $use --generate q --sample-temperature 0 --quiet >greedy
+    $use --generate q --sample-temperature 5 --sample-top-k 1 --quiet >one
+    $use --generate q --sample-temperature 5 --sample-top-p 1e-9 --quiet >certain
+    cmp greedy one
+    cmp greedy certain
+    $use --generate q --sample-temperature 0 --sample-repetition-penalty 3 --quiet >varied
+    ! cmp -s greedy varied
+}
+
+test_an_exported_model_is_the_same_and_brings_its_tokenizer() {
+    $use --export model
+    $use --generate ab --sample-temperature 0 --quiet >before
+    "$train_gpt" --init-from model --device cpu --generate ab --sample-temperature 0 --quiet >after
+    cmp before after
+    fails 'there is a model in it already' $use --export model
+    "$prepare" --out-dir tokens --tokenizer "$vocabulary" "$vocabulary/text.txt"
+    "$train_gpt" --device cpu --layers 1 --channels 32 --heads 2 --seq-len 32 --vocab-size 640 --steps 1 --quiet --run-dir run \
+        --train-data 'tokens/train_*.bin' --tokenizer "$vocabulary" --micro-batch 2
+    "$train_gpt" --run-dir run --export with
+    for file in vocab.json merges.txt tokenizer.json; do
+        cmp run/checkpoints/step-00000001/$file with/$file
+        grep -q "  $file\$" run/checkpoints/step-00000001/checksums.xxh64
+    done
+    "$train_gpt" --init-from with --device cpu --generate 'the the' --sample-tokens 5 --quiet >text
+    grep -q '^the the' text
+    "$train_gpt" --run-dir run --resume --device cpu --steps 2 --quiet --train-data 'tokens/train_*.bin'
+}
+
+test_info_tells_what_a_path_is() {
+    small_run --run-dir run --eval-every 3
+    "$train_gpt" --info run >out
+    grep -q '^run .*run/checkpoints/step-00000003$' out
+    grep -q '^model  *GPT-2: .* parameters, 1 layers, 32 channels, 2 heads of 16$' out
+    grep -q '^checkpoint  *step 3, 384 tokens seen$' out
+    "$train_gpt" --info shards/train_000000.bin | grep -Eq '^token shard  *[0-9]+ tokens, ids up to 256$'
+    "$train_gpt" --info "$vocabulary" | grep -q '^tokenizer  *640 tokens, end of text is 639$'
+    "$train_gpt" --info "$choices/model.safetensors" | grep -q '^safetensors  *28 tensors, 11728 numbers'
+    "$train_gpt" --info "$choices" | grep -q '^ .* 64 positions, vocabulary 257$'
+    fails 'nothing: cannot open' "$train_gpt" --info nothing
+    fails 'text: not a file that this program knows' "$train_gpt" --info text
+    mkdir empty
+    fails 'empty: nothing in this folder' "$train_gpt" --info empty
+    head -c 1500 shards/train_000000.bin >cut
+    fails 'cut: the header says .* truncated' "$train_gpt" --info cut
+}
+
+test_what_cannot_be_done_is_said_in_one_line() {
+    fails '--generate needs a model' "$train_gpt" --generate x
+    fails '--evaluate needs a model' "$train_gpt" --evaluate
+    fails 'not both' "$train_gpt" --generate x --run-dir a --init-from b
+    fails 'no checkpoint in it' "$train_gpt" --generate x --run-dir nothing
+    fails 'different things to do' $use --generate x --evaluate
+    fails 'leave out --ranks' $use --generate x --ranks 2
+    fails 'nothing to evaluate on' $use --evaluate
+    fails 'give --tokenizer' $use --generate x --tokenizer none
+    fails 'give --tokenizer' $use --evaluate --multiple-choice "$choices/questions.jsonl" --tokenizer none
+    fails 'more than the model.s 257' $use --generate x --tokenizer "$vocabulary"
+    fails 'over the 64 positions' $use --generate x --seq-len 65
+    fails '--sample-top-p.*allowed' $use --generate x --sample-top-p 0
+    fails 'gone: cannot open' $use --evaluate --multiple-choice gone
+    : >none
+    fails 'there is no question in it' $use --evaluate --multiple-choice none
+    printf '{"ctx": "a", "endings": ["b", "c"], "label": 2}\n' >bad
+    fails '^train_gpt: bad:1: "label" is not the index of one of the 2 endings$' $use --evaluate --multiple-choice bad
+    printf '{"ctx": "a", "endings": ["b", "c"], "label": 1}\n\n{"ctx": 1}\n' >bad
+    fails '^train_gpt: bad:3: no text "ctx"' $use --evaluate --multiple-choice bad
+}
+
+for test in $(sed -n 's/^\(test_[a-z0-9_]*\)() {$/\1/p' test/test_use_model.sh); do
+    run_test "$test"
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
