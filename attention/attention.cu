@@ -4,8 +4,6 @@
 #include <cublas_v2.h>
 #include <stdlib.h>
 
-enum { OLDEST_CAPABILITY = 80 };
-
 static enum status find_device(struct attention *a) {
     int device, major, minor;
     CHECK(cuda_check(cudaGetDevice(&device), "finding the GPU"));
@@ -16,9 +14,11 @@ static enum status find_device(struct attention *a) {
     CHECK(cuda_check(cudaDeviceGetAttribute(&a->multiprocessors, cudaDevAttrMultiProcessorCount, device),
         "its multiprocessors"));
     a->compute_capability = 10 * major + minor;
-    if (a->compute_capability < OLDEST_CAPABILITY) {
-        return fail(
-            "attention: GPU %d is of compute capability %d.%d, 8.0 or newer is needed", device, major, minor);
+    if (a->compute_capability < a->kernel->first_capability ||
+        a->compute_capability > a->kernel->last_capability) {
+        return fail("attention %s: GPU %d is of compute capability %d.%d, %d.%d%s is needed", a->kernel->name,
+            device, major, minor, a->kernel->first_capability / 10, a->kernel->first_capability % 10,
+            a->kernel->last_capability > a->kernel->first_capability ? " or newer" : "");
     }
     return STATUS_OK;
 }
@@ -35,6 +35,25 @@ static enum status create_cublas(struct attention *a) {
     return STATUS_OK;
 }
 
+/* What makes TMA's descriptions of tensors is in the driver. */
+static enum status find_tensor_maps(struct attention *a) {
+    if (!fa3_is_compiled()) {
+        return fail("attention fa3: not in this build: build with GPU_ARCH=90a");
+    }
+    enum cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    cudaError_t error = cudaGetDriverEntryPointByVersion(
+        "cuTensorMapEncodeTiled", &a->encode_tensor_map, 12000, cudaEnableDefault, &found);
+#else
+    cudaError_t error =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &a->encode_tensor_map, cudaEnableDefault, &found);
+#endif
+    CHECK(cuda_check(error, "finding cuTensorMapEncodeTiled"));
+    return found == cudaDriverEntryPointSuccess
+               ? STATUS_OK
+               : fail("attention fa3: the driver has no cuTensorMapEncodeTiled: update it, or use fa2");
+}
+
 extern "C" enum status attention_create(struct attention **out, const char *kernel) {
     *out = NULL;
     struct attention made = {attention_kernel_find(kernel)};
@@ -42,6 +61,9 @@ extern "C" enum status attention_create(struct attention **out, const char *kern
         return attention_kernel_unknown(kernel);
     }
     CHECK(find_device(&made));
+    if (made.kernel->forward == fa3_forward) {
+        CHECK(find_tensor_maps(&made));
+    }
     struct attention *kept;
     CHECK(ALLOCATE(kept, 1));
     *kept = made;

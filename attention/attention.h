@@ -68,6 +68,9 @@ static inline struct attention_tensor attention_packed(void *data, size_t elemen
 /* The names of the kernels, best first; NULL past the last. */
 const char *attention_kernel_name(int index);
 
+/* Where the named kernel can run: compute capabilities (10 * major + minor) and head dimensions. */
+bool attention_kernel_suits(const char *kernel, int compute_capability, int64_t head_dim);
+
 /* Bytes of params->saved and params->workspace that the named kernel needs for these sizes; 0 for an unknown kernel.
    Read only sizes, dtype and flags: usable where there is no GPU. The workspace serves forward and backward. */
 size_t attention_saved_bytes(const char *kernel, const struct attention_params *params);

@@ -299,8 +299,13 @@ static bool bench_kernel(
     return right;
 }
 
-/* What a kernel keeps must fit: the standard kernel does not at every length. */
-static bool fits(const char *name, const struct attention_params *p) {
+/* Made for this GPU and head dimension, and what it keeps fits: the standard kernel does not at every length. */
+static bool suits(const char *name, const struct attention_params *p) {
+    struct cudaDeviceProp device;
+    CUDA_MUST(cudaGetDeviceProperties(&device, 0));
+    if (!attention_kernel_suits(name, 10 * device.major + device.minor, p->head_dim)) {
+        return false;
+    }
     size_t free_bytes, total_bytes;
     CUDA_MUST(cudaMemGetInfo(&free_bytes, &total_bytes));
     return attention_saved_bytes(name, p) + attention_workspace_bytes(name, p) < free_bytes / 10 * 9;
@@ -314,7 +319,7 @@ static bool bench_case_run(const struct bench_case *c, const struct bench_option
     bool right = true;
     const char *name;
     for (int i = 0; (name = attention_kernel_name(i)) != NULL; i++) {
-        if ((o->kernel == NULL || strcmp(o->kernel, name) == 0) && fits(name, &p)) {
+        if ((o->kernel == NULL || strcmp(o->kernel, name) == 0) && suits(name, &p)) {
             right &= bench_kernel(c, &p, name, o->repeats, json);
         }
     }

@@ -10,6 +10,8 @@ extern "C" {
 
 struct attention_kernel {
     const char *name;
+    int first_capability, last_capability; /* of the GPUs it runs on: 10 * major + minor */
+    int largest_head_dim;
     size_t (*saved_bytes)(const struct attention_params *p);
     size_t (*workspace_bytes)(const struct attention_params *p);
 #ifdef WITH_CUDA
@@ -22,9 +24,10 @@ struct attention_kernel {
 /* A kernel on a device. */
 struct attention {
     const struct attention_kernel *kernel;
-    void *cublas;           /* cublasHandle_t of the standard kernel; NULL for the others */
-    int multiprocessors;    /* of the device */
-    int compute_capability; /* 10 * major + minor */
+    void *cublas;            /* cublasHandle_t of the standard kernel; NULL for the others */
+    int multiprocessors;     /* of the device */
+    int compute_capability;  /* 10 * major + minor */
+    void *encode_tensor_map; /* cuTensorMapEncodeTiled of the driver; NULL before sm_90 */
 };
 
 /* NULL when there is none of that name. */
@@ -65,6 +68,23 @@ struct fa2_workspace {
 };
 struct fa2_workspace fa2_workspace(const struct attention_params *p);
 
+/* ---- fa3_*.cu ---- */
+
+enum { FA3_LARGEST_HEAD_DIM = 128 };
+
+/* The head dimension that backward computes with: 64, 80 or 128. */
+int fa3_backward_head_dim(int64_t head_dim);
+
+struct fa3_workspace {
+    int64_t padded_rows;      /* of one head */
+    size_t statistics_offset; /* as fa2's */
+    size_t dq_offset;         /* fp32 [batch, heads, padded_rows, backward head_dim], in fragments */
+    size_t counters_offset,
+        counters_bytes; /* of the deterministic backward: int [1 + batch heads row blocks] */
+    size_t bytes;
+};
+struct fa3_workspace fa3_workspace(const struct attention_params *p);
+
 #ifdef WITH_CUDA
 enum status standard_forward(const struct attention *a, const struct attention_params *p);
 enum status standard_backward(const struct attention *a, const struct attention_params *p);
@@ -76,6 +96,9 @@ enum status cut2_forward(const struct attention *a, const struct attention_param
 enum status cut2_backward(const struct attention *a, const struct attention_params *p);
 enum status fa2_forward(const struct attention *a, const struct attention_params *p);
 enum status fa2_backward(const struct attention *a, const struct attention_params *p);
+enum status fa3_forward(const struct attention *a, const struct attention_params *p);
+enum status fa3_backward(const struct attention *a, const struct attention_params *p);
+bool fa3_is_compiled(void); /* for the current device */
 #endif
 
 #ifdef __cplusplus

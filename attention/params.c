@@ -2,11 +2,13 @@
    passes before anything is launched. */
 #include "attention/kernel.h"
 
+#include <limits.h>
 #include <math.h>
 
 enum {
     VECTOR_BYTES = 16,     /* of every load and store of the kernels */
     ALIGNMENT_BYTES = 256, /* of saved and workspace, and of what lies in them */
+    LARGEST_HEAD_DIM = 256,
     LARGEST_SIZE = 1 << 30 /* of any dimension: positions fit an int with room to spare */
 };
 
@@ -75,6 +77,28 @@ struct fa2_workspace fa2_workspace(const struct attention_params *p) {
     return w;
 }
 
+int fa3_backward_head_dim(int64_t head_dim) {
+    return head_dim <= 64 ? 64 : head_dim <= 80 ? 80 : FA3_LARGEST_HEAD_DIM;
+}
+
+struct fa3_workspace fa3_workspace(const struct attention_params *p) {
+    enum { SMALLEST_ROW_BLOCK = 64 };
+    struct fa3_workspace w;
+    w.padded_rows = round_up(p->seqlen_q, FA2_LARGEST_ROW_BLOCK);
+    w.statistics_offset = 0;
+    w.dq_offset = array_bytes(p->batch, p->heads, 2, w.padded_rows, sizeof(float));
+    w.counters_offset = add_bytes(w.dq_offset,
+        array_bytes(p->batch, p->heads, w.padded_rows, fa3_backward_head_dim(p->head_dim), sizeof(float)));
+    int64_t counters = p->batch * p->heads * (w.padded_rows / SMALLEST_ROW_BLOCK) + 1;
+    w.counters_bytes = p->deterministic ? array_bytes(counters, 1, 1, 1, sizeof(int)) : 0;
+    w.bytes = add_bytes(w.counters_offset, w.counters_bytes);
+    return w;
+}
+
+static size_t fa3_workspace_bytes(const struct attention_params *p) {
+    return fa3_workspace(p).bytes;
+}
+
 /* fa1's m and l */
 static size_t fa1_saved_bytes(const struct attention_params *p) {
     return array_bytes(p->batch, p->heads, 2, p->seqlen_q, sizeof(float));
@@ -94,11 +118,13 @@ static size_t fa2_workspace_bytes(const struct attention_params *p) {
 #endif
 
 static const struct attention_kernel kernels[] = {
-    {"fa2", no_bytes, fa2_workspace_bytes FUNCTIONS(fa2)},
-    {"cut2", no_bytes, fa2_workspace_bytes FUNCTIONS(cut2)},
-    {"cut1", no_bytes, fa2_workspace_bytes FUNCTIONS(cut1)},
-    {"fa1", fa1_saved_bytes, fa2_workspace_bytes FUNCTIONS(fa1)},
-    {"standard", standard_saved_bytes, standard_workspace_bytes FUNCTIONS(standard)},
+    {"fa3", 90, 90, FA3_LARGEST_HEAD_DIM, no_bytes, fa3_workspace_bytes FUNCTIONS(fa3)},
+    {"fa2", 80, INT_MAX, LARGEST_HEAD_DIM, no_bytes, fa2_workspace_bytes FUNCTIONS(fa2)},
+    {"cut2", 80, INT_MAX, LARGEST_HEAD_DIM, no_bytes, fa2_workspace_bytes FUNCTIONS(cut2)},
+    {"cut1", 80, INT_MAX, LARGEST_HEAD_DIM, no_bytes, fa2_workspace_bytes FUNCTIONS(cut1)},
+    {"fa1", 80, INT_MAX, LARGEST_HEAD_DIM, fa1_saved_bytes, fa2_workspace_bytes FUNCTIONS(fa1)},
+    {"standard", 80, INT_MAX, LARGEST_HEAD_DIM, standard_saved_bytes,
+        standard_workspace_bytes FUNCTIONS(standard)},
 };
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
@@ -122,6 +148,12 @@ enum status attention_kernel_unknown(const char *name) {
         snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "", kernels[i].name);
     }
     return fail("attention: there is no kernel \"%s\"; known are %s", name, known);
+}
+
+bool attention_kernel_suits(const char *kernel, int compute_capability, int64_t head_dim) {
+    const struct attention_kernel *found = attention_kernel_find(kernel);
+    return found != NULL && compute_capability >= found->first_capability &&
+           compute_capability <= found->last_capability && head_dim <= found->largest_head_dim;
 }
 
 size_t attention_saved_bytes(const char *kernel, const struct attention_params *p) {
@@ -151,10 +183,10 @@ static enum status check_sizes(const struct attention_params *p, bool reference)
         return fail("attention: heads %lld is not a multiple of kv_heads %lld", (long long)p->heads,
             (long long)p->kv_heads);
     }
-    if (!reference && (p->head_dim % 8 != 0 || p->head_dim > 256)) {
+    if (!reference && (p->head_dim % 8 != 0 || p->head_dim > LARGEST_HEAD_DIM)) {
         return fail(
-            "attention: head_dim is %lld, must be a multiple of 8, at most 256: pad Q, K and V with zeros",
-            (long long)p->head_dim);
+            "attention: head_dim is %lld, must be a multiple of 8, at most %d: pad Q, K and V with zeros",
+            (long long)p->head_dim, LARGEST_HEAD_DIM);
     }
     if (!(p->scale > 0) || !isfinite(p->scale)) {
         return fail("attention: scale is %g, must be positive", p->scale);
@@ -245,6 +277,10 @@ enum status attention_check(const char *name, const struct attention_params *p, 
         return fail("attention %s: dtype %s, must be BF16 or F16", name, dtype_name(p->dtype));
     }
     CHECK(check_sizes(p, false));
+    if (p->head_dim > kernel->largest_head_dim) {
+        return fail("attention %s: head_dim is %lld, must be at most %d: use fa2", name,
+            (long long)p->head_dim, kernel->largest_head_dim);
+    }
     CHECK(check_tensors(p, backward));
     return check_memory(kernel, p);
 }

@@ -5,7 +5,7 @@
    kernel itself, and every other, must also be within a relative error of the reference in the Euclidean norm.
 
    Inputs are new in every run; TEST_SEED repeats one. Outputs hold NaN before. TEST_SHORT=1 keeps to small shapes, for
-   compute-sanitizer. */
+   compute-sanitizer; TEST_KERNEL=NAME to one kernel. */
 #include "attention/attention.h"
 #include "llmc/random.h"
 #include "test/test.h"
@@ -230,13 +230,34 @@ enum { MAX_KERNELS = 8 };
 static struct attention *kernels[MAX_KERNELS];
 static int kernel_count, standard_index;
 
+static int compute_capability(void) {
+    cudaDeviceProp device;
+    CUDA_MUST(cudaGetDeviceProperties(&device, 0));
+    return 10 * device.major + device.minor;
+}
+
+/* Kernels that are not tested stay NULL: other than TEST_KERNEL, or for other GPUs. */
 static void create_kernels(void) {
+    const char *only = getenv("TEST_KERNEL");
     for (const char *name; (name = attention_kernel_name(kernel_count)) != NULL; kernel_count++) {
-        MUST(attention_create(&kernels[kernel_count], name));
-        if (strcmp(name, "standard") == 0) {
+        bool standard = strcmp(name, "standard") == 0;
+        if (standard) {
             standard_index = kernel_count;
         }
+        if (!attention_kernel_suits(name, compute_capability(), 64)) {
+            printf("  %s is not tested: it is for other GPUs\n", name);
+            EXPECT(attention_create(&kernels[kernel_count], name) == STATUS_ERROR);
+            EXPECT_CONTAINS(error_message(), "is needed");
+        } else if (only == NULL || standard || strcmp(only, name) == 0) {
+            MUST(attention_create(&kernels[kernel_count], name));
+        }
     }
+}
+
+/* Whether a kernel is tested, and made for this head dimension. */
+static bool has_kernel(int kernel, int64_t head_dim) {
+    return kernels[kernel] != NULL &&
+           attention_kernel_suits(attention_kernel_name(kernel), compute_capability(), head_dim);
 }
 
 /* Runs a kernel both ways, outputs and working memory poisoned before; the device's tensors come back to p->image. */
@@ -365,6 +386,9 @@ static void expect_kernels_match_reference(const struct shape *s) {
         plain[t] = error_of(&p, t);
     }
     for (int kernel = 0; kernel < kernel_count; kernel++) {
+        if (!has_kernel(kernel, s->head_dim)) {
+            continue;
+        }
         const char *name = attention_kernel_name(kernel);
         int before = test_failures_in_this_;
         run_kernel(&p, kernel, false);
@@ -475,6 +499,9 @@ static void expect_repeatable(int64_t head_dim, bool causal, bool deterministic,
     struct shape s = {2, 777, 777, 4, 2, head_dim, causal, DTYPE_BF16, PACKED, 1, 1};
     struct problem p = problem_new(&s);
     for (int kernel = 0; kernel < kernel_count; kernel++) {
+        if (!has_kernel(kernel, head_dim)) {
+            continue;
+        }
         run_kernel(&p, kernel, deterministic);
         uint16_t *first;
         MUST(ALLOCATE(first, p.elements));
@@ -519,7 +546,7 @@ static void test_deterministic_makes_dq_repeatable_too(void) {
 static void test_a_slice_alone_gives_the_same_bits_as_in_a_batch(void) {
     struct shape s = {3, 300, 300, 6, 3, 128, true, DTYPE_BF16, PACKED, 1, 1};
     for (int kernel = 0; kernel < kernel_count; kernel++) {
-        if (kernel == standard_index) {
+        if (kernel == standard_index || !has_kernel(kernel, s.head_dim)) {
             continue; /* cuBLAS may choose another algorithm for another batch */
         }
         struct problem p = problem_new(&s);
@@ -550,7 +577,7 @@ static void test_a_slice_alone_gives_the_same_bits_as_in_a_batch(void) {
 static void test_more_sequences_and_heads_than_a_grid_dimension_has(void) {
     struct shape s = {16384, 2, 3, 6, 3, 64, true, DTYPE_BF16, DENSE, 1, 1};
     for (int kernel = 0; kernel < kernel_count; kernel++) {
-        if (kernel == standard_index) {
+        if (kernel == standard_index || !has_kernel(kernel, s.head_dim)) {
             continue; /* it loops over sequences */
         }
         struct problem p = problem_new(&s);
@@ -578,6 +605,9 @@ static void test_offsets_beyond_two_to_the_31_elements(void) {
     struct shape s = {2, 200, 200, 2, 2, 64, true, DTYPE_BF16, DENSE, 1, 1};
     struct problem p = problem_new(&s);
     for (int kernel = 0; kernel < kernel_count; kernel++) {
+        if (!has_kernel(kernel, s.head_dim)) {
+            continue;
+        }
         run_kernel(&p, kernel, true);
         struct attention_params a = params_of(&p, false);
         a.deterministic = true;
@@ -616,6 +646,9 @@ static void test_invalid_arguments_are_refused_before_anything_runs(void) {
     a.d_o.dim_stride = 2;
     a.workspace = p.memory, a.saved = p.memory;
     for (int kernel = 0; kernel < kernel_count; kernel++) {
+        if (!has_kernel(kernel, s.head_dim)) {
+            continue;
+        }
         EXPECT(attention_backward(kernels[kernel], &a) == STATUS_ERROR);
         EXPECT_CONTAINS(error_message(), "d_o has stride 2 in its last dimension");
     }

@@ -1,0 +1,488 @@
+/* FlashAttention backward for Hopper: the algorithm of fa2_backward.cu with Hopper's instructions.
+
+   grid      one thread block for every block of KEYS keys of a (batch, key/value head), with all its query heads: K and V
+             stay in shared memory, dK and dV in registers, row blocks of Q and dO stream through, the last one first.
+             backward.cuh has the passes before and after
+   block     a warpgroup of which one thread starts copies and one adds dQ, and 2 warpgroups with 64 keys each
+   shared    K, V; Q, dO, lse and D of STAGES row blocks; dS^T of two; dQ of one, fp32
+
+   For each block of ROWS queries; everything about S is transposed, keys down and queries across, so that the
+   accumulators of one product are the A operand of the next:
+       S^T = K Q^T        P^T = 2^(S^T c - lse log2(e)), c = scale log2(e)
+       dP^T = V dO^T      dS^T = P^T o (dP^T - D)  -> shared memory
+       dV += P^T dO       dK += dS^T Q             (times scale at the end)
+       dQ = dS K          -> shared memory -> added to fp32 sums in memory by a bulk reduction
+   dQ needs all keys: the two warpgroups meet once a step, and each computes half of its rows (ROWS 128) or of its columns.
+
+   Deterministic: blocks of keys add to a row block in order, each after a counter says that the one before has. All
+   start with the last row block, so that they follow each other at the distance of one addition; blocks take their
+   places in the order in which they start, so that nobody waits for one that has not.
+
+   FLOPs: 10 seqlen_q seqlen_k D a head, half of it when causal: 5 products. */
+#include "attention/backward.cuh"
+#include "attention/fa3.cuh"
+
+/* ---- shapes ---- */
+
+struct fa3_backward_arguments {
+    CUtensorMap q, k, v, d_o, dk, dv;
+    backward_arguments common;
+    int *counters; /* deterministic: thread blocks started; then [batch, heads, row blocks] additions to dQ */
+};
+
+template <int D> struct fa3_backward_shape {
+    static constexpr int KEYS = 128, ROWS = D <= 80 ? 128 : 64, STAGES = 2, GROUPS = 2;
+    static constexpr int THREADS = WARPGROUP * (GROUPS + 1);
+    using key_tile = panel_tile<KEYS, D>;           /* K, V */
+    using row_tile = panel_tile<ROWS, D>;           /* Q, dO */
+    using weight_tile = panel_tile<KEYS, ROWS>;     /* dS^T */
+    static constexpr bool SPLIT_ROWS = ROWS == 128; /* of dQ, between the warpgroups; else its columns */
+    static constexpr int DQ_COLUMNS = SPLIT_ROWS ? D : D / 2, DQ_BYTES = ROWS * D * (int)sizeof(float);
+    static constexpr int STATISTICS_BYTES = ROWS * (int)sizeof(float);
+
+    static constexpr int K_OFFSET = 0, V_OFFSET = K_OFFSET + key_tile::BYTES,
+                         Q_OFFSET = V_OFFSET + key_tile::BYTES,
+                         D_O_OFFSET = Q_OFFSET + STAGES * row_tile::BYTES,
+                         D_S_OFFSET = D_O_OFFSET + STAGES * row_tile::BYTES,
+                         DQ_OFFSET = D_S_OFFSET + 2 * weight_tile::BYTES, LSE_OFFSET = DQ_OFFSET + DQ_BYTES,
+                         D_OFFSET = LSE_OFFSET + STAGES * STATISTICS_BYTES,
+                         BARRIERS_OFFSET = D_OFFSET + STAGES * STATISTICS_BYTES;
+    /* of arrival barriers */
+    static constexpr int K_FULL = 0, V_FULL = 1, Q_FULL = 2, Q_EMPTY = Q_FULL + STAGES,
+                         D_O_FULL = Q_EMPTY + STAGES, D_O_EMPTY = D_O_FULL + STAGES,
+                         DQ_FULL = D_O_EMPTY + STAGES, DQ_EMPTY = DQ_FULL + 1, BARRIERS = DQ_EMPTY + 1;
+    static constexpr int PLACE_OFFSET = BARRIERS_OFFSET + 8 * BARRIERS; /* of the thread block in the grid */
+    static constexpr int SHARED_BYTES = PLACE_OFFSET + 8;
+    static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than there is");
+    static constexpr int COPY_REGISTERS = 24, REGISTERS = 240;
+    static constexpr int TOGETHER = 1; /* named barrier of both warpgroups */
+};
+
+/* What a thread block works on. */
+template <int D> struct fa3_backward_place {
+    int batch, kv_head, group, key_block, first_key;
+    int first_row, last_row; /* row blocks */
+
+    __device__ __forceinline__ fa3_backward_place(const backward_arguments &a, unsigned index) {
+        using shape = fa3_backward_shape<D>;
+        int batch_head;
+        a.order.find(index, &key_block, &batch_head);
+        batch = batch_head / a.kv_heads, kv_head = batch_head % a.kv_heads;
+        group = a.heads / a.kv_heads;
+        first_key = key_block * shape::KEYS;
+        first_row = a.diagonal_row(first_key);
+        last_row = (a.seqlen_q - 1) / shape::ROWS * shape::ROWS;
+    }
+};
+
+/* ---- the threads that copy ---- */
+
+template <int D> struct fa3_backward_copies {
+    using shape = fa3_backward_shape<D>;
+    using key_tile = typename shape::key_tile;
+    using row_tile = typename shape::row_tile;
+    const fa3_backward_arguments &a;
+    const fa3_backward_place<D> &place;
+    uint32_t shared, barriers;
+
+    __device__ __forceinline__ void load_keys(const CUtensorMap *map, int offset, int full) {
+        arrive_expecting(barriers + 8 * full, key_tile::BYTES);
+        load_tile<key_tile>(
+            shared + offset, map, barriers + 8 * full, place.first_key, place.kv_head, place.batch);
+    }
+
+    __device__ __forceinline__ void load_rows(const CUtensorMap *map, int offset, const float *statistics,
+        int statistics_offset, int full, int empty, int step, int row, int head) {
+        int stage = step % shape::STAGES;
+        uint32_t arrival = barriers + 8 * (full + stage);
+        arrival_wait(barriers + 8 * (empty + stage), step / shape::STAGES % 2 ^ 1);
+        arrive_expecting(arrival, row_tile::BYTES + shape::STATISTICS_BYTES);
+        load_tile<row_tile>(shared + offset + stage * row_tile::BYTES, map, arrival, row, head, place.batch);
+        bulk_load(shared + statistics_offset + stage * shape::STATISTICS_BYTES, statistics + row, arrival,
+            shape::STATISTICS_BYTES);
+    }
+
+    __device__ __forceinline__ void run() {
+        int step = 0;
+        for (int head = place.kv_head * place.group; head < (place.kv_head + 1) * place.group; head++) {
+            const float *statistics = a.common.statistics_of(place.batch * a.common.heads + head);
+            for (int row = place.last_row; row >= place.first_row; row -= shape::ROWS, step++) {
+                if (step == 0) {
+                    load_keys(&a.k, shape::K_OFFSET, shape::K_FULL);
+                }
+                load_rows(&a.q, shape::Q_OFFSET, statistics, shape::LSE_OFFSET, shape::Q_FULL, shape::Q_EMPTY,
+                    step, row, head);
+                if (step == 0) {
+                    load_keys(&a.v, shape::V_OFFSET, shape::V_FULL);
+                }
+                load_rows(&a.d_o, shape::D_O_OFFSET, statistics + a.common.padded_rows, shape::D_OFFSET,
+                    shape::D_O_FULL, shape::D_O_EMPTY, step, row, head);
+            }
+        }
+    }
+};
+
+__device__ __forceinline__ void wait_for_count(const int *counter, int count) {
+    int now;
+    do {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    } while (now != count);
+}
+
+__device__ __forceinline__ void count_up(int *counter) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
+/* The thread that adds dQ. */
+template <int D> struct fa3_backward_additions {
+    using shape = fa3_backward_shape<D>;
+    const fa3_backward_arguments &a;
+    const fa3_backward_place<D> &place;
+    uint32_t shared, barriers;
+
+    __device__ __forceinline__ void run() {
+        int step = 0;
+        for (int head = place.kv_head * place.group; head < (place.kv_head + 1) * place.group; head++) {
+            int index = place.batch * a.common.heads + head;
+            int *counters = a.counters + 1 + (int64_t)index * (a.common.padded_rows / shape::ROWS);
+            for (int row = place.last_row; row >= place.first_row; row -= shape::ROWS, step++) {
+                arrival_wait(barriers + 8 * shape::DQ_FULL, step % 2);
+                if (a.common.deterministic) {
+                    wait_for_count(counters + row / shape::ROWS, place.key_block);
+                }
+                bulk_add(a.common.template dq_sums_of<D>(0, index, row), shared + shape::DQ_OFFSET,
+                    shape::DQ_BYTES);
+                bulk_commit();
+                bulk_wait_read<0>();
+                arrive(barriers + 8 * shape::DQ_EMPTY);
+                if (a.common.deterministic) {
+                    bulk_wait<0>();
+                    count_up(counters + row / shape::ROWS);
+                }
+            }
+        }
+        bulk_wait<0>();
+    }
+};
+
+/* ---- a warpgroup that computes ---- */
+
+template <enum dtype TYPE, int D> struct fa3_backward_group {
+    using shape = fa3_backward_shape<D>;
+    using key_tile = typename shape::key_tile;
+    using row_tile = typename shape::row_tile;
+    using weight_tile = typename shape::weight_tile;
+    static constexpr int S_N = shape::ROWS / 8, D_N = D / 8, DQ_N = shape::DQ_COLUMNS / 8,
+                         ROWS_K = shape::ROWS / 16;
+
+    const fa3_backward_arguments &a;
+    const fa3_backward_place<D> &place;
+    uint32_t shared, barriers;
+    int group, warp, lane; /* warp: of the group */
+
+    float dk[D_N][4], dv[D_N][4];
+
+    __device__ __forceinline__ fa3_backward_group(const fa3_backward_arguments &arguments,
+        const fa3_backward_place<D> &place_of_block, uint32_t shared_memory, int group_index)
+        : a(arguments), place(place_of_block), shared(shared_memory),
+          barriers(shared_memory + shape::BARRIERS_OFFSET), group(group_index),
+          warp((int)uniform_warp_index() % 4), lane(lane_index()) {
+    }
+
+    __device__ __forceinline__ void leave(int barrier) {
+        __syncwarp();
+        if (lane == 0) {
+            arrive(barriers + 8 * barrier);
+        }
+    }
+
+    /* P^T in place of S^T */
+    __device__ __forceinline__ void exponentiate(float (&s)[S_N][4], uint32_t lse) {
+        float scale_log2 = a.common.scale * LOG2_E;
+#pragma unroll
+        for (int n = 0; n < S_N; n++) {
+            float2 shift = load_shared_pair(lse + (8 * n + lane % 4 * 2) * sizeof(float));
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                s[n][i] = exp2_fast(s[n][i] * scale_log2 - (i % 2 == 0 ? shift.x : shift.y));
+            }
+        }
+    }
+
+    /* P = 0 where a query does not see a key; rows past the end are 0 already. */
+    __device__ __forceinline__ void mask(float (&s)[S_N][4], int row) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int key = place.first_key + 64 * group + 16 * warp + lane / 4 + i / 2 * 8;
+            int first_row = key - (a.common.seqlen_k - a.common.seqlen_q); /* that sees it */
+            if (!a.common.causal) {
+                first_row = key < a.common.seqlen_k ? 0 : INT32_MAX;
+            }
+            int limit = first_row - row - (lane % 4 * 2 + i % 2);
+#pragma unroll
+            for (int n = 0; n < S_N; n++) {
+                s[n][i] = 8 * n >= limit ? s[n][i] : 0;
+            }
+        }
+    }
+
+    /* dS^T in place of dP^T */
+    __device__ __forceinline__ void differentiate(
+        float (&dp)[S_N][4], const float (&p)[S_N][4], uint32_t statistics) {
+#pragma unroll
+        for (int n = 0; n < S_N; n++) {
+            float2 d = load_shared_pair(statistics + (8 * n + lane % 4 * 2) * sizeof(float));
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                dp[n][i] = p[n][i] * (dp[n][i] - (i % 2 == 0 ? d.x : d.y));
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void pack_weights(
+        uint32_t (&to)[ROWS_K][4], const float (&from)[S_N][4]) {
+#pragma unroll
+        for (int k = 0; k < ROWS_K; k++) {
+            pack_fragment<TYPE>(to[k], from[2 * k], from[2 * k + 1]);
+        }
+    }
+
+    /* dQ of this group's rows or columns */
+    __device__ __forceinline__ void start_dq(float (&dq)[DQ_N][4], uint32_t d_s) {
+        uint64_t left = weight_tile::descriptor(d_s), right = key_tile::descriptor(shared + shape::K_OFFSET);
+#pragma unroll
+        for (int k = 0; k < shape::KEYS / 16; k++) {
+            wgmma_tiles<TYPE, DEPTH_DOWN, DEPTH_DOWN>(dq,
+                weight_tile::template step<DEPTH_DOWN>(left, k, shape::SPLIT_ROWS ? 64 * group : 0),
+                key_tile::template step<DEPTH_DOWN>(right, k, shape::SPLIT_ROWS ? 0 : 64 * group), k > 0);
+        }
+    }
+
+    /* dQ to shared memory, as fragments in the order of the sums in memory */
+    __device__ __forceinline__ void store_dq(const float (&dq)[DQ_N][4]) {
+        int row = shape::SPLIT_ROWS ? 4 * group + warp : warp, column = shape::SPLIT_ROWS ? 0 : DQ_N * group;
+        uint32_t to = shared + shape::DQ_OFFSET +
+                      ((row * D_N + column) * FRAGMENT_FLOATS + 4 * lane) * (int)sizeof(float);
+#pragma unroll
+        for (int n = 0; n < DQ_N; n++) {
+            store_shared_floats(to + n * FRAGMENT_FLOATS * sizeof(float),
+                make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]));
+        }
+    }
+
+    __device__ __forceinline__ void take_step(int step, int row) {
+        int stage = step % shape::STAGES;
+        unsigned parity = step / shape::STAGES % 2;
+        uint64_t q = row_tile::descriptor(shared + shape::Q_OFFSET + stage * row_tile::BYTES),
+                 d_o = row_tile::descriptor(shared + shape::D_O_OFFSET + stage * row_tile::BYTES);
+        uint32_t d_s = shared + shape::D_S_OFFSET + step % 2 * weight_tile::BYTES;
+        float s[S_N][4], dp[S_N][4], dq[DQ_N][4];
+        uint32_t p_weights[ROWS_K][4], d_s_weights[ROWS_K][4];
+
+        arrival_wait(barriers + 8 * (shape::Q_FULL + stage), parity);
+        wgmma_begin();
+        multiply_rows_rows<TYPE, key_tile, row_tile>(
+            s, key_tile::descriptor(shared + shape::K_OFFSET), 64 * group, q, false);
+        wgmma_commit();
+        arrival_wait(barriers + 8 * (shape::D_O_FULL + stage), parity);
+        wgmma_begin();
+        multiply_rows_rows<TYPE, key_tile, row_tile>(
+            dp, key_tile::descriptor(shared + shape::V_OFFSET), 64 * group, d_o, false);
+        wgmma_commit();
+
+        wgmma_wait<1>(s);
+        exponentiate(s, shared + shape::LSE_OFFSET + stage * shape::STATISTICS_BYTES);
+        int last_key = place.first_key + 64 * group + 16 * warp + 15;
+        if (a.common.causal ? last_key - (a.common.seqlen_k - a.common.seqlen_q) > row
+                            : last_key >= a.common.seqlen_k) {
+            mask(s, row);
+        }
+        pack_weights(p_weights, s);
+        wgmma_begin();
+        multiply_fragments_rows<TYPE, row_tile>(dv, p_weights, d_o, true);
+        wgmma_commit();
+
+        wgmma_wait<1>(dp);
+        differentiate(dp, s, shared + shape::D_OFFSET + stage * shape::STATISTICS_BYTES);
+        pack_weights(d_s_weights, dp);
+#pragma unroll
+        for (int k = 0; k < ROWS_K; k++) {
+            store_matrices(d_s + weight_tile::offset(64 * group + 16 * warp + lane % 16, 2 * k + lane / 16),
+                d_s_weights[k]);
+        }
+        fence_async();
+        named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP);
+        wgmma_begin();
+        start_dq(dq, d_s);
+        wgmma_commit();
+        multiply_fragments_rows<TYPE, row_tile>(dk, d_s_weights, q, true);
+        wgmma_commit();
+
+        wgmma_wait<1>(dq);
+        registers_change(dv);
+        leave(shape::D_O_EMPTY + stage);
+        arrival_wait(barriers + 8 * shape::DQ_EMPTY, step % 2 ^ 1);
+        store_dq(dq);
+        fence_async();
+        leave(shape::DQ_FULL);
+        wgmma_wait<0>(dk);
+        leave(shape::Q_EMPTY + stage);
+    }
+
+    /* dK or dV of this group's keys by way of the tile of K or V */
+    __device__ __forceinline__ void store_sums(
+        const CUtensorMap *map, uint32_t tile, const float (&sums)[D_N][4], float factor) {
+#pragma unroll
+        for (int k = 0; k < D_N / 2; k++) {
+            float scaled[2][4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                scaled[0][i] = sums[2 * k][i] * factor, scaled[1][i] = sums[2 * k + 1][i] * factor;
+            }
+            uint32_t square[4];
+            pack_fragment<TYPE>(square, scaled[0], scaled[1]);
+            store_matrices(
+                tile + key_tile::offset(64 * group + 16 * warp + lane % 16, 2 * k + lane / 16), square);
+        }
+        fence_async();
+        named_wait(shape::TOGETHER + 1 + group, WARPGROUP);
+        int key = place.first_key + 64 * group;
+        if (threadIdx.x % WARPGROUP == 0 && key < a.common.seqlen_k) {
+            store_tile_async<key_tile>(
+                map, tile + 64 * group * key_tile::ROW_BYTES, key, place.kv_head, place.batch);
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+#pragma unroll
+        for (int n = 0; n < D_N; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                dk[n][i] = dv[n][i] = 0;
+            }
+        }
+        arrival_wait(barriers + 8 * shape::K_FULL, 0);
+        arrival_wait(barriers + 8 * shape::V_FULL, 0);
+        int step = 0;
+        for (int head = 0; head < place.group; head++) {
+            for (int row = place.last_row; row >= place.first_row; row -= shape::ROWS, step++) {
+                take_step(step, row);
+            }
+        }
+        named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP); /* K is not read any more */
+        store_sums(&a.dv, shared + shape::V_OFFSET, dv, 1);
+        store_sums(&a.dk, shared + shape::K_OFFSET, dk, a.common.scale);
+        bulk_wait_read<0>();
+    }
+};
+
+/* ---- the kernel ---- */
+
+template <int D>
+__device__ __forceinline__ void fa3_backward_start(const fa3_backward_arguments &a, uint32_t shared) {
+    using shape = fa3_backward_shape<D>;
+    uint32_t barriers = shared + shape::BARRIERS_OFFSET;
+    constexpr int WARPS = 4 * shape::GROUPS;
+    arrival_init(barriers + 8 * shape::K_FULL, 1);
+    arrival_init(barriers + 8 * shape::V_FULL, 1);
+    for (int stage = 0; stage < shape::STAGES; stage++) {
+        arrival_init(barriers + 8 * (shape::Q_FULL + stage), 1);
+        arrival_init(barriers + 8 * (shape::Q_EMPTY + stage), WARPS);
+        arrival_init(barriers + 8 * (shape::D_O_FULL + stage), 1);
+        arrival_init(barriers + 8 * (shape::D_O_EMPTY + stage), WARPS);
+    }
+    arrival_init(barriers + 8 * shape::DQ_FULL, WARPS);
+    arrival_init(barriers + 8 * shape::DQ_EMPTY, 1);
+    arrival_init_done();
+    store_shared(shared + shape::PLACE_OFFSET,
+        a.common.deterministic ? (uint32_t)atomicAdd(a.counters, 1) : blockIdx.x);
+}
+
+template <enum dtype TYPE, int D>
+__global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
+    fa3_backward_kernel(const __grid_constant__ fa3_backward_arguments a) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    if constexpr (COMPILED_FOR_SM90A) {
+        using shape = fa3_backward_shape<D>;
+        uint32_t shared = shared_address(shared_memory), barriers = shared + shape::BARRIERS_OFFSET;
+        if (threadIdx.x == 0) {
+            fa3_backward_start<D>(a, shared);
+        }
+        __syncthreads();
+        fa3_backward_place<D> place(a.common, load_shared(shared + shape::PLACE_OFFSET));
+        int warp = (int)uniform_warp_index();
+        if (warp < 4) {
+            registers_release<shape::COPY_REGISTERS>();
+            if (threadIdx.x == 0) {
+                fa3_backward_copies<D>{a, place, shared, barriers}.run();
+            } else if (threadIdx.x == LANES) {
+                fa3_backward_additions<D>{a, place, shared, barriers}.run();
+            }
+        } else {
+            registers_acquire<shape::REGISTERS>();
+            fa3_backward_group<TYPE, D>(a, place, shared, warp / 4 - 1).run();
+        }
+    }
+}
+
+/* ---- the call ---- */
+
+template <int D> static fa3_backward_arguments fa3_backward_arguments_of(const struct attention_params *p) {
+    using shape = fa3_backward_shape<D>;
+    struct fa3_workspace w = fa3_workspace(p);
+    fa3_backward_arguments a = {};
+    backward_arguments &c = a.common;
+    c.o = on_device(p->o), c.d_o = on_device(p->d_o), c.dq = on_device(p->dq);
+    c.lse = (const float *)p->lse;
+    c.statistics = (float *)((char *)p->workspace + w.statistics_offset);
+    c.dq_sums = (float *)((char *)p->workspace + w.dq_offset);
+    c.seqlen_q = (int)p->seqlen_q, c.seqlen_k = (int)p->seqlen_k, c.padded_rows = (int)w.padded_rows;
+    c.heads = (int)p->heads, c.kv_heads = (int)p->kv_heads, c.head_dim = (int)p->head_dim;
+    c.scale = (float)p->scale, c.causal = p->causal;
+    c.rows = shape::ROWS, c.columns = shape::KEYS;
+    c.key_blocks = (int)ceil_div(p->seqlen_k, shape::KEYS);
+    c.order =
+        order_blocks(c.key_blocks, p->batch * p->kv_heads, p->heads / p->kv_heads * p->seqlen_q * D * 8);
+    a.counters = (int *)((char *)p->workspace + w.counters_offset);
+    return a;
+}
+
+template <enum dtype TYPE, int D>
+static enum status fa3_backward_pass(const struct attention *attention, const struct attention_params *p) {
+    using shape = fa3_backward_shape<D>;
+    using key_tile = typename shape::key_tile;
+    using row_tile = typename shape::row_tile;
+    fa3_backward_arguments a = fa3_backward_arguments_of<D>(p);
+    CHECK(make_tensor_map<row_tile>(&a.q, attention, p, p->q, p->seqlen_q, p->heads, shape::ROWS));
+    CHECK(make_tensor_map<row_tile>(&a.d_o, attention, p, p->d_o, p->seqlen_q, p->heads, shape::ROWS));
+    CHECK(make_tensor_map<key_tile>(&a.k, attention, p, p->k, p->seqlen_k, p->kv_heads, shape::KEYS));
+    CHECK(make_tensor_map<key_tile>(&a.v, attention, p, p->v, p->seqlen_k, p->kv_heads, shape::KEYS));
+    CHECK(make_tensor_map<key_tile>(&a.dk, attention, p, p->dk, p->seqlen_k, p->kv_heads, 64));
+    CHECK(make_tensor_map<key_tile>(&a.dv, attention, p, p->dv, p->seqlen_k, p->kv_heads, 64));
+    CHECK((prepare_backward<TYPE, D>(p, a.common)));
+    if (p->deterministic) {
+        CHECK(cuda_check(
+            cudaMemsetAsync(a.counters, 0, fa3_workspace(p).counters_bytes, (cudaStream_t)p->stream),
+            "fa3 backward"));
+    }
+    backward_arguments finish = a.common;
+    a.common.deterministic = p->deterministic; /* by order; the other passes see one sum */
+    CHECK(launch("fa3 backward", fa3_backward_kernel<TYPE, D>, p->batch * p->kv_heads * a.common.key_blocks,
+        shape::THREADS, shape::SHARED_BYTES, p->stream, a));
+    return finish_backward<TYPE, D>(p, finish);
+}
+
+extern "C" enum status fa3_backward(const struct attention *a, const struct attention_params *p) {
+#define PASS(D)                                                                                              \
+    return p->dtype == DTYPE_BF16 ? fa3_backward_pass<DTYPE_BF16, D>(a, p)                                   \
+                                  : fa3_backward_pass<DTYPE_F16, D>(a, p)
+    switch (fa3_backward_head_dim(p->head_dim)) {
+    case 64:
+        PASS(64);
+    case 80:
+        PASS(80);
+    default:
+        PASS(128);
+    }
+#undef PASS
+}

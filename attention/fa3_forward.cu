@@ -1,0 +1,448 @@
+/* FlashAttention forward for Hopper (Shah et al. 2024): the algorithm of fa2_forward.cu with Hopper's instructions.
+
+   grid      one thread block a multiprocessor, which takes every gridDim-th tile of ROWS queries of a (batch, head), in
+             block_order
+   block     a warpgroup that has one thread start all copies (TMA), and 2 or 3 warpgroups with 64 queries each
+   shared    Q and O (ROWS x D); K and V blocks (KEYS x D), STAGES of each
+   registers O~ and S of the warpgroup's rows as fp32 accumulators, P in 16 bits: from the copying warpgroup's share
+
+   Three things run at once:
+   - copies run ahead of the products by as many blocks as there are stages, and into the next tile
+   - within a warpgroup S of the next block and O~ += P V of this one are under way while ... nothing else of it is; but
+     the softmax of the next block begins as soon as its S is there, under the second product
+   - warpgroups take turns to start their products, so that the softmax of one lies under the products of the other
+
+   for each block of keys, from the last visible one down:
+       take turn; start S' = Q K'^T; start O~ += P V; give turn
+       wait for S'; mask; m' = max(m, rowmax S'); P' = 2^(S' c - m' c), l += rowsum P'
+       wait for O~; rescale it if m' has grown by much; P = P' in 16 bits
+
+   FLOPs and bytes as fa2's. */
+#include "attention/fa3.cuh"
+
+/* ---- tiles ---- */
+
+struct fa3_forward_tile {
+    int warpgroups; /* of 64 rows each */
+    int keys;
+    int stages;
+};
+
+__host__ __device__ constexpr fa3_forward_tile fa3_forward_tile_of(int head_dim) {
+    return head_dim <= 64   ? fa3_forward_tile{3, 128, 2}
+           : head_dim <= 96 ? fa3_forward_tile{2, 128, 2}
+                            : fa3_forward_tile{2, 128, 2};
+}
+
+/* ---- the kernel ---- */
+
+constexpr float LARGEST_GROWTH = 8; /* log2 of the largest P~; fa2_forward.cu says why */
+
+struct fa3_forward_arguments {
+    CUtensorMap q, k, v, o;
+    float *lse;
+    int seqlen_q, seqlen_k, heads, group; /* group: query heads to a key/value head */
+    float scale;
+    bool causal;
+    int tiles;
+    block_order order;
+};
+
+template <int D> struct fa3_forward_shape {
+    static constexpr fa3_forward_tile TILE = fa3_forward_tile_of(D);
+    static constexpr int GROUPS = TILE.warpgroups, KEYS = TILE.keys, STAGES = TILE.stages;
+    static constexpr int ROWS = 64 * GROUPS, THREADS = WARPGROUP * (GROUPS + 1);
+    using row_tile = panel_tile<64, D>;
+    using key_tile = panel_tile<KEYS, D>;
+    static constexpr int Q_OFFSET = 0, O_OFFSET = Q_OFFSET + GROUPS * row_tile::BYTES,
+                         K_OFFSET = O_OFFSET + GROUPS * row_tile::BYTES,
+                         V_OFFSET = K_OFFSET + STAGES * key_tile::BYTES,
+                         BARRIERS_OFFSET = V_OFFSET + STAGES * key_tile::BYTES;
+    /* of arrival barriers */
+    static constexpr int Q_FULL = 0, Q_EMPTY = 1, K_FULL = 2, K_EMPTY = K_FULL + STAGES,
+                         V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES, BARRIERS = V_EMPTY + STAGES;
+    static constexpr int SHARED_BYTES = BARRIERS_OFFSET + 8 * BARRIERS;
+    static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than there is");
+    /* registers of a thread: what the threads that copy give up, the others get */
+    static constexpr int COPY_REGISTERS = GROUPS == 2 ? 24 : 32, REGISTERS = GROUPS == 2 ? 240 : 160;
+    /* named barriers: a warpgroup's turn, and its own */
+    static constexpr int TURN = 1, OWN = TURN + GROUPS;
+};
+
+/* A tile of the grid: ROWS queries of a head. */
+template <int D> struct fa3_forward_place {
+    int batch, head, row, key_blocks;
+
+    __device__ __forceinline__ fa3_forward_place(const fa3_forward_arguments &a, unsigned tile) {
+        using shape = fa3_forward_shape<D>;
+        int block, batch_head;
+        a.order.find(tile, &block, &batch_head);
+        batch = batch_head / a.heads, head = batch_head % a.heads;
+        row = (a.order.blocks - 1 - block) * shape::ROWS;
+        int seen = a.causal ? min(row + shape::ROWS + a.seqlen_k - a.seqlen_q, a.seqlen_k) : a.seqlen_k;
+        key_blocks = max(seen + shape::KEYS - 1, 0) / shape::KEYS;
+    }
+};
+
+/* The thread that copies. */
+template <int D> struct fa3_forward_copies {
+    using shape = fa3_forward_shape<D>;
+    const fa3_forward_arguments &a;
+    uint32_t shared, barriers;
+    int block = 0; /* of keys, of all tiles so far */
+
+    __device__ __forceinline__ void load_keys(
+        const CUtensorMap *map, uint32_t tiles, int full, int empty, int key, int head, int batch) {
+        int stage = block % shape::STAGES;
+        uint32_t arrival = barriers + 8 * (full + stage);
+        arrival_wait(barriers + 8 * (empty + stage), block / shape::STAGES % 2 ^ 1);
+        arrive_expecting(arrival, shape::key_tile::BYTES);
+        load_tile<typename shape::key_tile>(
+            tiles + stage * shape::key_tile::BYTES, map, arrival, key, head, batch);
+    }
+
+    __device__ __forceinline__ void run() {
+        unsigned filled = 0; /* tiles of Q */
+        for (unsigned tile = blockIdx.x; tile < (unsigned)a.tiles; tile += gridDim.x) {
+            fa3_forward_place<D> place(a, tile);
+            if (place.key_blocks == 0) {
+                continue;
+            }
+            arrival_wait(barriers + 8 * shape::Q_EMPTY, filled % 2 ^ 1);
+            arrive_expecting(barriers + 8 * shape::Q_FULL, shape::GROUPS * shape::row_tile::BYTES);
+#pragma unroll
+            for (int group = 0; group < shape::GROUPS; group++) {
+                load_tile<typename shape::row_tile>(shared + shape::Q_OFFSET + group * shape::row_tile::BYTES,
+                    &a.q, barriers + 8 * shape::Q_FULL, place.row + 64 * group, place.head, place.batch);
+            }
+            filled++;
+            for (int j = place.key_blocks - 1; j >= 0; j--, block++) {
+                load_keys(&a.k, shared + shape::K_OFFSET, shape::K_FULL, shape::K_EMPTY, j * shape::KEYS,
+                    place.head / a.group, place.batch);
+                load_keys(&a.v, shared + shape::V_OFFSET, shape::V_FULL, shape::V_EMPTY, j * shape::KEYS,
+                    place.head / a.group, place.batch);
+            }
+        }
+    }
+};
+
+/* A warpgroup that computes. */
+template <enum dtype TYPE, int D> struct fa3_forward_group {
+    using shape = fa3_forward_shape<D>;
+    using row_tile = typename shape::row_tile;
+    using key_tile = typename shape::key_tile;
+    static constexpr int S_N = shape::KEYS / 8, O_N = D / 8, P_K = shape::KEYS / 16;
+
+    const fa3_forward_arguments &a;
+    uint32_t shared, barriers;
+    int group, warp, lane; /* warp: of the group */
+    int block = 0;         /* of keys, of all tiles so far */
+
+    float out[O_N][4], scores[S_N][4];
+    uint32_t weights[P_K][4]; /* P as A fragments */
+    float row_max[2], row_sum[2];
+
+    __device__ __forceinline__ fa3_forward_group(
+        const fa3_forward_arguments &arguments, uint32_t shared_memory, int group_index)
+        : a(arguments), shared(shared_memory), barriers(shared_memory + shape::BARRIERS_OFFSET),
+          group(group_index), warp((int)uniform_warp_index() % 4), lane(lane_index()) {
+    }
+
+    __device__ __forceinline__ void wait_full(int full, int of_block) {
+        arrival_wait(barriers + 8 * (full + of_block % shape::STAGES), of_block / shape::STAGES % 2);
+    }
+    __device__ __forceinline__ void leave(int barrier) {
+        if (lane == 0) {
+            arrive(barriers + 8 * barrier);
+        }
+    }
+
+    /* Starts S = Q K^T of a block. */
+    __device__ __forceinline__ void start_scores(int of_block) {
+        wgmma_begin();
+        multiply_rows_rows<TYPE, row_tile, key_tile>(scores,
+            row_tile::descriptor(shared + shape::Q_OFFSET + group * row_tile::BYTES), 0,
+            key_tile::descriptor(shared + shape::K_OFFSET + of_block % shape::STAGES * key_tile::BYTES),
+            false);
+        wgmma_commit();
+    }
+
+    /* Starts O~ += P V of a block. */
+    __device__ __forceinline__ void start_output(int of_block) {
+        wgmma_begin();
+        multiply_fragments_rows<TYPE, key_tile>(out, weights,
+            key_tile::descriptor(shared + shape::V_OFFSET + of_block % shape::STAGES * key_tile::BYTES),
+            true);
+        wgmma_commit();
+    }
+
+    /* S = -infinity for the keys that a row does not see. The warp's first row sees `visible` of this block's keys, each
+       row after it `step` more. */
+    __device__ __forceinline__ void mask(int visible, int step) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int limit = visible + step * (lane / 4 + i / 2 * 8) - (lane % 4 * 2 + i % 2);
+#pragma unroll
+            for (int n = 0; n < S_N; n++) {
+                scores[n][i] = 8 * n < limit ? scores[n][i] : -INFINITY;
+            }
+        }
+    }
+
+    /* Larger maxima, when one has grown too much: then true, and O~ has to be multiplied by `factors`. */
+    __device__ __forceinline__ bool update_max(float (&factors)[2], float scale_log2) {
+        float larger[2];
+        bool rescale = false;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float x = row_max[half];
+#pragma unroll
+            for (int n = 0; n < S_N; n++) {
+                x = fmaxf(x, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+            }
+            x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+            x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+            larger[half] = x;
+            /* never true for a row that has seen nothing: -infinity minus itself is not a number */
+            rescale |= (x - row_max[half]) * scale_log2 > LARGEST_GROWTH;
+        }
+        rescale = __any_sync(~0u, rescale);
+        if (rescale) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float growth = larger[half] - row_max[half];
+                factors[half] = growth > 0 ? exp2_fast(-growth * scale_log2) : 1;
+                row_max[half] = larger[half];
+                row_sum[half] *= factors[half];
+            }
+        }
+        return rescale;
+    }
+
+    /* P~ in place of S, and this thread's part of the row sums */
+    __device__ __forceinline__ void exponentiate(float scale_log2) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float max = row_max[half];
+            float shift = max == -INFINITY ? 0 : max * scale_log2; /* seen nothing: 2^-infinity is wanted */
+#pragma unroll
+            for (int n = 0; n < S_N; n++) {
+#pragma unroll
+                for (int i = 2 * half; i < 2 * half + 2; i++) {
+                    scores[n][i] = exp2_fast(scores[n][i] * scale_log2 - shift);
+                    row_sum[half] += scores[n][i];
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void rescale_output(const float (&factors)[2]) {
+#pragma unroll
+        for (int n = 0; n < O_N; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                out[n][i] *= factors[i / 2];
+            }
+        }
+    }
+
+    __device__ __forceinline__ void pack_weights() {
+#pragma unroll
+        for (int k = 0; k < P_K; k++) {
+            pack_fragment<TYPE>(weights[k], scores[2 * k], scores[2 * k + 1]);
+        }
+    }
+
+    __device__ __forceinline__ void attend(const fa3_forward_place<D> &place, unsigned tile_index) {
+        int step = a.causal ? 1 : 0, first_key = (place.key_blocks - 1) * shape::KEYS;
+        int visible =
+            a.causal ? place.row + 64 * group + 16 * warp + a.seqlen_k - a.seqlen_q + 1 : a.seqlen_k;
+        float scale_log2 = a.scale * LOG2_E, factors[2];
+        arrival_wait(barriers + 8 * shape::Q_FULL, tile_index % 2);
+        wait_full(shape::K_FULL, block);
+        start_scores(block);
+        wgmma_wait<0>(scores);
+        leave(shape::K_EMPTY + block % shape::STAGES);
+        if (first_key == 0) {
+            leave(shape::Q_EMPTY);
+        }
+        if (first_key + shape::KEYS > visible) {
+            mask(visible - first_key, step);
+        }
+        update_max(factors, scale_log2);
+        exponentiate(scale_log2);
+        pack_weights();
+        for (; first_key > 0; block++) {
+            first_key -= shape::KEYS;
+            wait_full(shape::K_FULL, block + 1);
+            named_wait(shape::TURN + group, 2 * WARPGROUP);
+            start_scores(block + 1);
+            wait_full(shape::V_FULL, block);
+            start_output(block);
+            named_arrive(shape::TURN + (group + 1) % shape::GROUPS, 2 * WARPGROUP);
+            wgmma_wait<1>(scores);
+            leave(shape::K_EMPTY + (block + 1) % shape::STAGES);
+            if (first_key == 0) {
+                leave(shape::Q_EMPTY);
+            }
+            if (first_key + shape::KEYS > visible) {
+                mask(visible - first_key, step);
+            }
+            bool rescale = update_max(factors, scale_log2);
+            exponentiate(scale_log2);
+            wgmma_wait<0>(out);
+            leave(shape::V_EMPTY + block % shape::STAGES);
+            if (rescale) {
+                rescale_output(factors);
+            }
+            pack_weights();
+        }
+        wait_full(shape::V_FULL, block);
+        start_output(block);
+        wgmma_wait<0>(out);
+        leave(shape::V_EMPTY + block % shape::STAGES);
+        block++;
+    }
+
+    /* O = O~ / l by way of shared memory, and lse */
+    __device__ __forceinline__ void store(const fa3_forward_place<D> &place) {
+        bool leader = threadIdx.x % WARPGROUP == 0;
+        int first_row = place.row + 64 * group;
+        float *lse = a.lse + ((int64_t)place.batch * a.heads + place.head) * a.seqlen_q;
+        float inverse[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float sum = row_sum[half];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            inverse[half] = sum > 0 ? 1 / sum : 0;
+            int row = first_row + 16 * warp + lane / 4 + 8 * half;
+            if (lane % 4 == 0 && row < a.seqlen_q) {
+                lse[row] = row_max[half] * a.scale + logf(sum);
+            }
+        }
+        rescale_output(inverse);
+        uint32_t tile = shared + shape::O_OFFSET + group * row_tile::BYTES;
+        if (leader) {
+            bulk_wait_read<0>(); /* of the tile before */
+        }
+        named_wait(shape::OWN + group, WARPGROUP);
+#pragma unroll
+        for (int k = 0; k < O_N / 2; k++) {
+            uint32_t square[4];
+            pack_fragment<TYPE>(square, out[2 * k], out[2 * k + 1]);
+            store_matrices(tile + row_tile::offset(16 * warp + lane % 16, 2 * k + lane / 16), square);
+        }
+        fence_async();
+        named_wait(shape::OWN + group, WARPGROUP);
+        if (leader && first_row < a.seqlen_q) {
+            store_tile_async<row_tile>(&a.o, tile, first_row, place.head, place.batch);
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        unsigned attended = 0;
+        if (group == shape::GROUPS - 1) {
+            named_arrive(shape::TURN, 2 * WARPGROUP); /* the first turn is the first group's */
+        }
+        for (unsigned tile = blockIdx.x; tile < (unsigned)a.tiles; tile += gridDim.x) {
+            fa3_forward_place<D> place(a, tile);
+#pragma unroll
+            for (int n = 0; n < O_N; n++) {
+                out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0;
+            }
+            row_max[0] = row_max[1] = -INFINITY;
+            row_sum[0] = row_sum[1] = 0;
+            if (place.key_blocks > 0) {
+                attend(place, attended++);
+            }
+            store(place);
+        }
+        bulk_wait_read<0>();
+    }
+};
+
+template <enum dtype TYPE, int D>
+__global__ void __launch_bounds__(fa3_forward_shape<D>::THREADS, 1)
+    fa3_forward_kernel(const __grid_constant__ fa3_forward_arguments a) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    if constexpr (COMPILED_FOR_SM90A) {
+        using shape = fa3_forward_shape<D>;
+        uint32_t shared = shared_address(shared_memory), barriers = shared + shape::BARRIERS_OFFSET;
+        if (threadIdx.x == 0) {
+            arrival_init(barriers + 8 * shape::Q_FULL, 1);
+            arrival_init(barriers + 8 * shape::Q_EMPTY, 4 * shape::GROUPS);
+            for (int stage = 0; stage < shape::STAGES; stage++) {
+                arrival_init(barriers + 8 * (shape::K_FULL + stage), 1);
+                arrival_init(barriers + 8 * (shape::V_FULL + stage), 1);
+                arrival_init(barriers + 8 * (shape::K_EMPTY + stage), 4 * shape::GROUPS);
+                arrival_init(barriers + 8 * (shape::V_EMPTY + stage), 4 * shape::GROUPS);
+            }
+            arrival_init_done();
+        }
+        __syncthreads();
+        int warpgroup = (int)uniform_warp_index() / 4;
+        if (warpgroup == 0) {
+            registers_release<shape::COPY_REGISTERS>();
+            if (threadIdx.x == 0) {
+                fa3_forward_copies<D>{a, shared, barriers}.run();
+            }
+        } else {
+            registers_acquire<shape::REGISTERS>();
+            fa3_forward_group<TYPE, D>(a, shared, warpgroup - 1).run();
+        }
+    }
+}
+
+/* ---- the call ---- */
+
+template <enum dtype TYPE, int D>
+static enum status fa3_forward_pass(const struct attention *attention, const struct attention_params *p) {
+    using shape = fa3_forward_shape<D>;
+    int64_t blocks = ceil_div(p->seqlen_q, shape::ROWS), heads = p->batch * p->heads;
+    fa3_forward_arguments a = {};
+    CHECK(make_tensor_map<typename shape::row_tile>(&a.q, attention, p, p->q, p->seqlen_q, p->heads, 64));
+    CHECK(make_tensor_map<typename shape::row_tile>(&a.o, attention, p, p->o, p->seqlen_q, p->heads, 64));
+    CHECK(make_tensor_map<typename shape::key_tile>(
+        &a.k, attention, p, p->k, p->seqlen_k, p->kv_heads, shape::KEYS));
+    CHECK(make_tensor_map<typename shape::key_tile>(
+        &a.v, attention, p, p->v, p->seqlen_k, p->kv_heads, shape::KEYS));
+    if (blocks * heads > INT32_MAX / 2) {
+        return fail("attention fa3: %lld tiles, more than a call takes: use smaller batches",
+            (long long)(blocks * heads));
+    }
+    a.lse = (float *)p->lse;
+    a.seqlen_q = (int)p->seqlen_q, a.seqlen_k = (int)p->seqlen_k;
+    a.heads = (int)p->heads, a.group = (int)(p->heads / p->kv_heads);
+    a.scale = (float)p->scale, a.causal = p->causal;
+    a.tiles = (int)(blocks * heads);
+    a.order = order_blocks(blocks, heads, 4 * p->seqlen_k * D / a.group + 1);
+    return launch("fa3 forward", fa3_forward_kernel<TYPE, D>, min_i64(a.tiles, attention->multiprocessors),
+        shape::THREADS, shape::SHARED_BYTES, p->stream, a);
+}
+
+extern "C" bool fa3_is_compiled(void) {
+    cudaFuncAttributes attributes;
+    if (cudaFuncGetAttributes(&attributes, fa3_forward_kernel<DTYPE_BF16, 64>) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return false;
+    }
+    return attributes.ptxVersion >= 90; /* less: an empty kernel, compiled by the driver for this device */
+}
+
+extern "C" enum status fa3_forward(const struct attention *a, const struct attention_params *p) {
+#define PASS(D)                                                                                              \
+    return p->dtype == DTYPE_BF16 ? fa3_forward_pass<DTYPE_BF16, D>(a, p)                                    \
+                                  : fa3_forward_pass<DTYPE_F16, D>(a, p)
+    switch (fa2_padded_head_dim(p->head_dim)) {
+    case 64:
+        PASS(64);
+    case 80:
+        PASS(80);
+    case 96:
+        PASS(96);
+    default:
+        PASS(128);
+    }
+#undef PASS
+}
