@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "attention/attention.h"
 #include "llmc/checkpoint.h"
 #include "llmc/dataloader.h"
 #include "llmc/evaluate.h"
@@ -432,7 +433,10 @@ static enum status create_backend(
     struct backend **out, const struct run *run, int local_rank, int local_ranks) {
     const struct options *o = &run->options;
     if (run->cuda) {
-        return backend_cuda_create(out, local_rank, o->attention, o->autotune);
+        const char *attention = strcmp(o->attention, "auto") == 0
+                                    ? backend_cuda_attention(local_rank, model_head_dim(&run->config))
+                                    : o->attention;
+        return backend_cuda_create(out, local_rank, attention, o->autotune);
     }
     int threads = (int)o->threads;
     if (threads == 0) {
@@ -931,7 +935,10 @@ static enum status print_plan(struct run *run) {
             return fail("--gpu %s is not known; see --help for the names", o->gpu);
         }
         bytes = (uint64_t)(gpu->memory_gib * 1024.0) << 20;
-        CHECK(backend_profile_find(&device, "cuda", o->attention));
+        int capability = atoi(gpu->architecture + strlen("sm_"));
+        const char *best = attention_kernel_best(capability, model_head_dim(&run->config));
+        bool choose = strcmp(o->attention, "auto") == 0 && best != NULL;
+        CHECK(backend_profile_find(&device, "cuda", choose ? best : o->attention));
     } else {
         struct backend *backend;
         uint64_t used, peak;

@@ -70,6 +70,8 @@ const char *attention_kernel_name(int index);
 
 /* Where the named kernel can run: compute capabilities (10 * major + minor) and head dimensions. */
 bool attention_kernel_suits(const char *kernel, int compute_capability, int64_t head_dim);
+/* The best that suits; NULL if none does. */
+const char *attention_kernel_best(int compute_capability, int64_t head_dim);
 
 /* Bytes of params->saved and params->workspace that the named kernel needs for these sizes; 0 for an unknown kernel.
    Read only sizes, dtype and flags: usable where there is no GPU. The workspace serves forward and backward. */

@@ -80,7 +80,7 @@ struct fa3_workspace {
     size_t statistics_offset; /* as fa2's */
     size_t dq_offset;         /* fp32 [batch, heads, padded_rows, backward head_dim], in fragments */
     size_t counters_offset,
-        counters_bytes; /* of the deterministic backward: int [1 + batch heads row blocks] */
+        counters_bytes; /* of the deterministic backward: int [1 + batch heads row blocks], or more */
     size_t bytes;
 };
 struct fa3_workspace fa3_workspace(const struct attention_params *p);

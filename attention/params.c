@@ -89,8 +89,8 @@ struct fa3_workspace fa3_workspace(const struct attention_params *p) {
     w.dq_offset = array_bytes(p->batch, p->heads, 2, w.padded_rows, sizeof(float));
     w.counters_offset = add_bytes(w.dq_offset,
         array_bytes(p->batch, p->heads, w.padded_rows, fa3_backward_head_dim(p->head_dim), sizeof(float)));
-    int64_t counters = p->batch * p->heads * (w.padded_rows / SMALLEST_ROW_BLOCK) + 1;
-    w.counters_bytes = p->deterministic ? array_bytes(counters, 1, 1, 1, sizeof(int)) : 0;
+    int64_t counters = w.padded_rows / SMALLEST_ROW_BLOCK + 1;
+    w.counters_bytes = p->deterministic ? array_bytes(p->batch, p->heads, counters, 1, sizeof(int)) : 0;
     w.bytes = add_bytes(w.counters_offset, w.counters_bytes);
     return w;
 }
@@ -154,6 +154,15 @@ bool attention_kernel_suits(const char *kernel, int compute_capability, int64_t 
     const struct attention_kernel *found = attention_kernel_find(kernel);
     return found != NULL && compute_capability >= found->first_capability &&
            compute_capability <= found->last_capability && head_dim <= found->largest_head_dim;
+}
+
+const char *attention_kernel_best(int compute_capability, int64_t head_dim) {
+    for (int i = 0; i < KERNELS; i++) {
+        if (attention_kernel_suits(kernels[i].name, compute_capability, head_dim)) {
+            return kernels[i].name;
+        }
+    }
+    return NULL;
 }
 
 size_t attention_saved_bytes(const char *kernel, const struct attention_params *p) {

@@ -43,11 +43,21 @@ static const char *attention_name(const struct backend_profile *device, int inde
     return index == 0 ? cpu_attention : NULL;
 }
 
+/* "auto": the best kernel that runs on every GPU, with every head dimension. */
+static const char *general_attention(const struct backend_profile *device) {
+    enum { OLDEST_CAPABILITY = 80, LARGEST_HEAD_DIM = 256 };
+    return strcmp(device->name, "cuda") == 0 ? attention_kernel_best(OLDEST_CAPABILITY, LARGEST_HEAD_DIM)
+                                             : cpu_attention;
+}
+
 static enum status find_attention(struct backend_profile *device, const char *name) {
     char known[128] = "auto";
+    if (strcmp(name, "auto") == 0) {
+        name = general_attention(device);
+    }
     for (int i = 0; attention_name(device, i) != NULL; i++) {
         const char *kernel = attention_name(device, i);
-        if (strcmp(name, kernel) == 0 || (strcmp(name, "auto") == 0 && i == 0)) {
+        if (strcmp(name, kernel) == 0) {
             device->attention = kernel;
             return STATUS_OK;
         }
@@ -98,6 +108,12 @@ enum status backend_profile_find(struct backend_profile *out, const char *device
 /* ---- builds without CUDA ---- */
 
 #ifndef WITH_CUDA
+
+const char *backend_cuda_attention(int device, int64_t head_dim) {
+    (void)device;
+    (void)head_dim;
+    return "auto";
+}
 
 enum status backend_cuda_create(struct backend **out, int device, const char *attention, bool autotune) {
     (void)attention;

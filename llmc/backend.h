@@ -204,7 +204,7 @@ struct backend {
     void (*range_end)(struct backend *b);
 };
 
-/* The profile of "cpu", "cpu-f64" or "cuda" with the named attention kernel ("auto": the best for the device; the CPU
+/* The profile of "cpu", "cpu-f64" or "cuda" with the named attention kernel ("auto": the best for any GPU; the CPU
    has one kernel of its own). Unknown names are errors that list the known ones. */
 enum status backend_profile_find(struct backend_profile *out, const char *device, const char *attention);
 
@@ -215,6 +215,8 @@ size_t backend_attention_workspace_bytes(const struct backend_profile *device, s
 /* The devices that this build has. Each call makes one of its own. */
 enum status backend_cpu_create(struct backend **out, int threads);     /* fp32; threads 0: as many as cores */
 enum status backend_cpu_f64_create(struct backend **out, int threads); /* the oracle */
+/* The best attention kernel for this very GPU and head dimension; "auto" where there is no such GPU. */
+const char *backend_cuda_attention(int device, int64_t head_dim);
 /* device: GPU index. attention: a kernel's name or "auto". autotune: choose the algorithm of each large matrix product by
    time when it first comes, and keep the choices on disk; else take cuBLASLt's first proposal, which is the same on every
    machine of a kind. In a build without CUDA, or with no GPU, fails and says so. */

@@ -38,8 +38,9 @@ static void make_side(
     struct model_options m = {
         .config = *config, .micro_batch = BATCH, .recompute = recompute, .ranks = 1, .logits_bytes = 1 << 18};
     struct optimizer_options o = {.adamw = {0.0, 0.9, 0.95, 1e-8, 0.1}, .clip = 1.0};
-    must(
-        cuda ? backend_cuda_create(&s->backend, 0, attention, true) : backend_cpu_f64_create(&s->backend, 0));
+    const char *kernel =
+        strcmp(attention, "auto") == 0 ? backend_cuda_attention(0, model_head_dim(config)) : attention;
+    must(cuda ? backend_cuda_create(&s->backend, 0, kernel, true) : backend_cpu_f64_create(&s->backend, 0));
     must(comm_single_create(&s->comm));
     m.gradient_dtype = s->backend->profile.gradient_dtype;
     must(model_create(&s->model, s->backend, &m));

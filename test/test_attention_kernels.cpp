@@ -13,11 +13,17 @@
 #include "llmc/random.h"
 #include "test/test.h"
 
-/* params.c lists it; it needs cuBLAS */
+/* params.c lists them; they need cuBLAS, and Hopper */
 extern "C" enum status standard_forward(const struct attention *, const struct attention_params *) {
     return fail("not on the CPU");
 }
 extern "C" enum status standard_backward(const struct attention *, const struct attention_params *) {
+    return fail("not on the CPU");
+}
+extern "C" enum status fa3_forward(const struct attention *, const struct attention_params *) {
+    return fail("not on the CPU");
+}
+extern "C" enum status fa3_backward(const struct attention *, const struct attention_params *) {
     return fail("not on the CPU");
 }
 

@@ -435,12 +435,35 @@ static void test_memory_of_the_flash_kernels_is_linear_in_the_sequence(void) {
     EXPECT_NEAR((double)attention_workspace_bytes("fa2", &p) / (double)short_bytes, 3, 0.1);
     p.seqlen_k = 1 << 18;
     EXPECT_NEAR((double)attention_workspace_bytes("fa2", &p) / (double)short_bytes, 16, 0.5);
+    EXPECT_NEAR((double)attention_workspace_bytes("fa3", &p) / (double)short_bytes, 1, 0.01); /* always one */
 }
 
 static void test_kernels_are_listed_best_first(void) {
-    EXPECT_STRING(attention_kernel_name(0), "fa2");
-    EXPECT_STRING(attention_kernel_name(4), "standard");
-    EXPECT(attention_kernel_name(5) == NULL && attention_kernel_name(-1) == NULL);
+    EXPECT_STRING(attention_kernel_name(0), "fa3");
+    EXPECT_STRING(attention_kernel_name(5), "standard");
+    EXPECT(attention_kernel_name(6) == NULL && attention_kernel_name(-1) == NULL);
+}
+
+static void test_the_best_kernel_suits_the_gpu_and_the_head_dimension(void) {
+    EXPECT_STRING(attention_kernel_best(90, 128), "fa3");
+    EXPECT_STRING(attention_kernel_best(90, 136), "fa2");
+    EXPECT_STRING(attention_kernel_best(80, 64), "fa2");
+    EXPECT_STRING(attention_kernel_best(100, 64), "fa2");
+    EXPECT(attention_kernel_best(75, 64) == NULL);
+    EXPECT(!attention_kernel_suits("fa3", 89, 64) && !attention_kernel_suits("fa9", 90, 64));
+}
+
+static void test_a_head_dimension_that_a_kernel_is_not_made_for_is_refused(void) {
+    struct attention_params p = {.dtype = DTYPE_BF16,
+        .batch = 1,
+        .seqlen_q = 8,
+        .seqlen_k = 8,
+        .heads = 1,
+        .kv_heads = 1,
+        .head_dim = 192,
+        .scale = 1};
+    EXPECT(attention_check("fa3", &p, false) == STATUS_ERROR);
+    EXPECT_CONTAINS(error_message(), "attention fa3: head_dim is 192, must be at most 128: use fa2");
 }
 
 int main(void) {
@@ -460,5 +483,7 @@ int main(void) {
     RUN(test_the_standard_kernel_keeps_its_probabilities);
     RUN(test_memory_of_the_flash_kernels_is_linear_in_the_sequence);
     RUN(test_kernels_are_listed_best_first);
+    RUN(test_the_best_kernel_suits_the_gpu_and_the_head_dimension);
+    RUN(test_a_head_dimension_that_a_kernel_is_not_made_for_is_refused);
     return test_summary();
 }

@@ -121,8 +121,8 @@ static void test_sizes_beyond_all_memory_do_not_wrap_around(void) {
     o.model.config = config;
     o.model.micro_batch = 65536;
     o.device_bytes = (uint64_t)80 << 30;
-    const char *const kernels[] = {"standard", "fa2"};
-    for (int i = 0; i < 2; i++) {
+    const char *const kernels[] = {"standard", "fa2", "fa3"};
+    for (int i = 0; i < 3; i++) {
         EXPECT(backend_profile_find(&o.device, "cuda", kernels[i]) == STATUS_OK);
         struct plan plan;
         EXPECT(plan_make(&plan, &o) == STATUS_OK);

@@ -247,6 +247,18 @@ static enum status prepare(struct backend *b, int device, const char *attention,
     return attention_create(&b->state->attention, b->profile.attention);
 }
 
+const char *backend_cuda_attention(int device, int64_t head_dim) {
+    int major = 0, minor = 0;
+    const char *best = NULL;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess) {
+        best = attention_kernel_best(10 * major + minor, head_dim);
+    } else {
+        (void)cudaGetLastError(); /* creating the backend says what is wrong */
+    }
+    return best != NULL ? best : "auto";
+}
+
 enum status backend_cuda_create(struct backend **out, int device, const char *attention, bool autotune) {
     *out = NULL;
     struct backend *b;
