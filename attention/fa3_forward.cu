@@ -36,8 +36,6 @@ __host__ __device__ constexpr fa3_forward_tile fa3_forward_tile_of(int head_dim)
 
 /* ---- the kernel ---- */
 
-constexpr float LARGEST_GROWTH = 8; /* log2 of the largest P~; fa2_forward.cu says why */
-
 struct fa3_forward_arguments {
     CUtensorMap q, k, v, o;
     float *lse;
@@ -132,6 +130,7 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
     using row_tile = typename shape::row_tile;
     using key_tile = typename shape::key_tile;
     static constexpr int S_N = shape::KEYS / 8, O_N = D / 8, P_K = shape::KEYS / 16;
+    static constexpr float LARGEST_GROWTH = 8; /* log2 of the largest P~; fa2_forward.cu says why */
 
     const fa3_forward_arguments &a;
     uint32_t shared, barriers;
