@@ -783,7 +783,8 @@ static void check_attention(struct attention_shape s) {
     }
     must(cpu->attention_forward(cpu, out->cpu, logsumexp->cpu, NULL, NULL, qkv->cpu, s));
     expect_small_norm(out, 1e-2, label("attention out", s.seq_len, s.heads, s.head_dim));
-    expect_small_norm(logsumexp, 2e-3, label("attention logsumexp", s.seq_len, s.heads, s.head_dim));
+    /* scores that are kept in bf16 are each off by 2^-8 of their size or less, and so is the logsumexp of one score */
+    expect_small_norm(logsumexp, 0x1p-8, label("attention logsumexp", s.seq_len, s.heads, s.head_dim));
     must(cpu->attention_backward(
         cpu, d_qkv->cpu, NULL, d_out->cpu, out->cpu, logsumexp->cpu, NULL, qkv->cpu, s));
     expect_small_norm(d_qkv, 1e-2, label("attention d_qkv", s.seq_len, s.heads, s.head_dim));

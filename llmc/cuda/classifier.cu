@@ -1,9 +1,10 @@
 /* Softmax cross-entropy, from logits to losses and their gradient in place.
 
-   One block a row. The row comes from memory once, into shared memory (100 KB for GPT-2's vocabulary, so that two
-   blocks fit a Hopper multiprocessor and one computes while the other loads); maximum, sum of exponentials and
-   gradient are three passes over that copy; each thread sees only the elements that it loaded itself. A row too long
-   for shared memory is read from where it is in each pass. Bytes moved: each logit read and written once. */
+   One block a row, in two passes. The first takes the row from memory into shared memory (100 KB for GPT-2's
+   vocabulary, so that two blocks fit a Hopper multiprocessor and one loads while the other stores); on the way each
+   thread keeps the largest of its logits so far and the sum of exponentials relative to it (Milakov and Gimelshein
+   2018). The second pass turns the copy into gradients. Each thread sees only the elements that it loaded itself. A row
+   too long for shared memory is read again from where it is. Bytes moved: each logit read and written once. */
 #include "cuda.cuh"
 
 #include <math_constants.h>
@@ -49,15 +50,59 @@ __device__ inline uint4 mask_padding(uint4 bits, int column, int vocab_size) {
     return bits;
 }
 
+static const float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+
+/* exp(logit - largest) of eight logits. As 2^(logit log2(e) - shift): the rounding of shift = largest log2(e) cancels in
+   loss and gradient. */
+__device__ inline void exponentials(float (&out)[8], uint4 logits, float shift) {
+    unpack8(out, logits);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        out[i] = exp2_fast(fmaf(out[i], LOG2_E, -shift));
+    }
+}
+
 __device__ inline __nv_bfloat162 largest_pair(__nv_bfloat162 largest, uint4 bits) {
     const __nv_bfloat162 *pair = reinterpret_cast<const __nv_bfloat162 *>(&bits);
     return __hmax2(largest, __hmax2(__hmax2(pair[0], pair[1]), __hmax2(pair[2], pair[3])));
 }
 
+/* Of the logits seen so far. It starts below any logit that counts, but finite: -infinity less itself is no number. */
+struct running_softmax {
+    float shift = -1e30f, sum = 0.0f;
+
+    __device__ void add(const uint4 (&logits)[AHEAD]) {
+        __nv_bfloat162 pair = largest_pair(__float2bfloat162_rn(-CUDART_INF_F), logits[0]);
+#pragma unroll
+        for (int j = 1; j < AHEAD; j++) {
+            pair = largest_pair(pair, logits[j]);
+        }
+        float higher = fmaxf(shift, LOG2_E * fmaxf(__low2float(pair), __high2float(pair)));
+        sum *= exp2_fast(shift - higher);
+        shift = higher;
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            float x[8];
+            exponentials(x, logits[j], shift);
+            sum += ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+        }
+    }
+};
+
+/* AHEAD vectors of the row, THREADS apart; -infinity past its end. */
+__device__ inline void load_ahead(uint4 (&out)[AHEAD], const bf16 *logits, int first, int vectors) {
+    const uint32_t infinities = 0xFF80FF80u;
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++) {
+        int v = first + j * THREADS;
+        out[j] =
+            v < vectors ? load16(logits + 8 * v) : make_uint4(infinities, infinities, infinities, infinities);
+    }
+}
+
 template <bool COPY> __global__ void __launch_bounds__(THREADS, 2) classifier_kernel(classifier_arguments a) {
     extern __shared__ uint4 copy[];
     __shared__ float shared[2][WARPS];
-    const float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
     int64_t row = blockIdx.x;
     bf16 *logits = a.logits + row * a.padded_vocab;
     int vectors = a.padded_vocab / 8;
@@ -73,45 +118,28 @@ template <bool COPY> __global__ void __launch_bounds__(THREADS, 2) classifier_ke
     }
     float target_logit = __bfloat162float(logits[target]);
 
-    __nv_bfloat162 pair = __float2bfloat162_rn(-CUDART_INF_F);
+    struct running_softmax own;
+    uint4 current[AHEAD], next[AHEAD];
+    load_ahead(next, logits, threadIdx.x, vectors);
     for (int first = threadIdx.x; first < vectors; first += AHEAD * THREADS) {
-        uint4 loaded[AHEAD];
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
-            int v = first + j * THREADS;
-            if (v < vectors) {
-                loaded[j] = load16(logits + 8 * v);
-            }
+            current[j] = mask_padding(next[j], 8 * (first + j * THREADS), a.vocab_size);
         }
+        load_ahead(next, logits, first + AHEAD * THREADS, vectors);
 #pragma unroll
         for (int j = 0; j < AHEAD; j++) {
-            int v = first + j * THREADS;
-            if (v < vectors) {
-                uint4 bits = mask_padding(loaded[j], 8 * v, a.vocab_size);
-                pair = largest_pair(pair, bits);
-                if (COPY) {
-                    copy[v] = bits;
-                }
+            if (COPY && first + j * THREADS < vectors) {
+                copy[first + j * THREADS] = current[j];
             }
         }
+        own.add(current);
     }
-    float largest = fmaxf(__low2float(pair), __high2float(pair));
-    largest = block_reduce(largest, shared[0], [](float x, float y) { return fmaxf(x, y); });
-
-    /* exp(x - largest) = 2^(x log2(e) - shift); the rounding of the shift cancels in loss and gradient */
-    float shift = largest * log2_e, sum = 0.0f;
-    for (int v = threadIdx.x; v < vectors; v += THREADS) {
-        float x[8];
-        unpack8(x, COPY ? copy[v] : mask_padding(load16(logits + 8 * v), 8 * v, a.vocab_size));
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            x[i] = exp2_fast(fmaf(x[i], log2_e, -shift));
-        }
-        sum += ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
-    }
-    sum = block_reduce(sum, shared[1], [](float x, float y) { return x + y; });
+    float shift = block_reduce(own.shift, shared[0], [](float x, float y) { return fmaxf(x, y); });
+    float sum = block_reduce(
+        own.sum * exp2_fast(own.shift - shift), shared[1], [](float x, float y) { return x + y; });
     if (threadIdx.x == 0) {
-        a.losses[row] = ln_2 * (log2f(sum) + shift) - target_logit;
+        a.losses[row] = LN_2 * (log2f(sum) + shift) - target_logit;
     }
     if (!a.write_gradient) {
         return;
@@ -119,10 +147,10 @@ template <bool COPY> __global__ void __launch_bounds__(THREADS, 2) classifier_ke
     float factor = a.d_loss / sum;
     for (int v = threadIdx.x; v < vectors; v += THREADS) {
         float x[8];
-        unpack8(x, COPY ? copy[v] : mask_padding(load16(logits + 8 * v), 8 * v, a.vocab_size));
+        exponentials(x, COPY ? copy[v] : mask_padding(load16(logits + 8 * v), 8 * v, a.vocab_size), shift);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            x[i] = exp2_fast(fmaf(x[i], log2_e, -shift)) * factor;
+            x[i] *= factor;
         }
         if (v == target / 8) {
 #pragma unroll

@@ -7,7 +7,8 @@
        thread t of a group:  channels 8t .. 8t+7,  8(t + threads) .. ,  ...   (VECTORS pieces)
 
    What a row costs beside its bytes (sums over lanes, barriers) is paid by each warp, so few warps with many pieces are
-   fastest: in forward a row of up to 2048 channels has one warp, and needs no barrier.
+   fastest: in forward a row of up to 2048 channels has one warp, and needs no barrier. Where a group has several
+   warps, they meet at a barrier of their own: no group waits for another.
 
    Forward moves in (and the addend), the sum and out: 4 bytes an element alone, 8 fused. The statistics are two-pass:
    the mean first, then the mean square of the differences. The fused op normalises the *rounded* sum, and both ops
@@ -15,21 +16,30 @@
 
    Backward, with x^ = (x - mean) rstd and g = d_out * weight:
        d_in = rstd (g - mean(g) - x^ mean(g x^))     d_weight = sum over rows of d_out x^     d_bias = of d_out
-   Blocks stay and walk over the rows. A thread sums its channels of d_weight and d_bias in registers on the way, which
-   leaves no room for the row itself: that waits in shared memory. The next row is already on its way there (cp.async;
-   a thread reads back only what it fetched itself, so that needs no barrier). In the end the groups of a block meet in
-   shared memory and the blocks in scratch memory (partials_sum), in a fixed order. Bytes moved an element: 6, or 8
-   when d_in accumulates. */
+   One block a multiprocessor, with as many groups as its registers allow, walks over the rows. A thread sums its
+   channels of d_weight and d_bias in registers on the way, which leaves no room for the row itself: that waits in shared
+   memory. The next row is already on its way there (cp.async; a thread reads back only what it fetched itself, so that
+   needs no barrier). In the end the groups of a block meet in shared memory and the blocks in scratch memory
+   (partials_sum), in a fixed order. Bytes moved an element: 6, or 8 when d_in accumulates. */
 #include "cuda.cuh"
 
 static const float EPSILON = 1e-5f;
 
 enum {
-    MAX_WARPS = 8, /* of a block */
+    MAX_WARPS = 32, /* of a block */
+    FORWARD_WARPS = 4,
+    FORWARD_ROW_WARPS = 8,
     FORWARD_VECTORS = 8,
-    BACKWARD_VECTORS = 6,
-    MAX_CHANNELS = 8 * 32 * MAX_WARPS * BACKWARD_VECTORS
+    BACKWARD_ROW_WARPS = 16,
+    GROUP_BARRIERS = 15, /* that a block has beside __syncthreads */
+    BACKWARD_VECTORS = 4,
+    MAX_CHANNELS = 8 * 32 * FORWARD_ROW_WARPS * FORWARD_VECTORS /* as many as backward's */
 };
+
+/* Threads of a backward block with so many pieces a thread, so that their registers are what a multiprocessor has. */
+constexpr int backward_threads(int vectors) {
+    return vectors == 1 ? 1024 : vectors == 2 ? 768 : 512;
+}
 
 static enum status check_row(const char *op, int channels) {
     CHECK(check_channels(op, channels));
@@ -43,22 +53,18 @@ struct division {
     dim3 block;  /* threads of a group, groups */
 };
 
-/* As few warps a row as `vectors` pieces a thread allow, but no more than MAX_WARPS; groups of them up to
-   `block_warps`. */
-static struct division divide_row(int channels, int vectors, int block_warps) {
-    int64_t pieces = channels / 8, warps = min_i64(MAX_WARPS, ceil_div(pieces, 32 * vectors));
-    struct division d = {(int)ceil_div(pieces, 32 * warps),
-        dim3((unsigned)(32 * warps), (unsigned)max_i64(1, block_warps / warps))};
-    return d;
-}
-
 /* The first channel of the thread's piece j. */
 __device__ inline int piece_channel(int j) {
     return 8 * (threadIdx.x + j * blockDim.x);
 }
 
-/* Sums N values over each group. The block's threads call it together; `shared` (N, MAX_WARPS) must not be written
-   again before the next barrier. */
+/* Waits for the threads of the same group, at barrier 1 or above: barrier 0 is the whole block's. */
+__device__ inline void group_barrier() {
+    asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
+}
+
+/* Sums N values over each group. Its threads call it together; `shared` (N, MAX_WARPS) must not be written again
+   before the group's next barrier. */
 template <int N> __device__ inline void group_sum(float (&value)[N], float (*shared)[MAX_WARPS]) {
     int warps = blockDim.x / 32, own = threadIdx.y * warps;
 #pragma unroll
@@ -74,7 +80,7 @@ template <int N> __device__ inline void group_sum(float (&value)[N], float (*sha
             shared[n][own + threadIdx.x / 32] = value[n];
         }
     }
-    __syncthreads();
+    group_barrier();
 #pragma unroll
     for (int n = 0; n < N; n++) {
         value[n] = 0.0f;
@@ -125,7 +131,7 @@ __device__ inline void add_rows(
 }
 
 template <int VECTORS>
-__global__ void __launch_bounds__(32 * MAX_WARPS) layernorm_forward_kernel(forward_arguments a) {
+__global__ void __launch_bounds__(32 * FORWARD_ROW_WARPS) layernorm_forward_kernel(forward_arguments a) {
     __shared__ float shared[2][1][MAX_WARPS];
     int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y, at = row * a.channels;
     bool present = row < a.rows;
@@ -183,13 +189,21 @@ __global__ void __launch_bounds__(32 * MAX_WARPS) layernorm_forward_kernel(forwa
 
 typedef void (*forward_kernel)(forward_arguments);
 
+/* As few warps a row as there can be. */
+static struct division divide_forward(int channels) {
+    int64_t pieces = channels / 8, warps = ceil_div(pieces, 32 * FORWARD_VECTORS);
+    struct division d = {(int)ceil_div(pieces, 32 * warps),
+        dim3((unsigned)(32 * warps), (unsigned)max_i64(1, FORWARD_WARPS / warps))};
+    return d;
+}
+
 static enum status launch_forward(struct backend *b, const char *op, const struct forward_arguments *a) {
     static const forward_kernel kernels[FORWARD_VECTORS] = {layernorm_forward_kernel<1>,
         layernorm_forward_kernel<2>, layernorm_forward_kernel<3>, layernorm_forward_kernel<4>,
         layernorm_forward_kernel<5>, layernorm_forward_kernel<6>, layernorm_forward_kernel<7>,
         layernorm_forward_kernel<8>};
     CHECK(check_row(op, a->channels));
-    struct division d = divide_row(a->channels, FORWARD_VECTORS, 4);
+    struct division d = divide_forward(a->channels);
     unsigned blocks = (unsigned)ceil_div(a->rows, d.block.y);
     kernels[d.vectors - 1]<<<blocks, d.block, 0, b->state->stream>>>(*a);
     return launched(op);
@@ -296,7 +310,8 @@ template <int VECTORS> struct row_stages {
 };
 
 template <int VECTORS>
-__global__ void __launch_bounds__(32 * MAX_WARPS) layernorm_backward_kernel(backward_arguments a) {
+__global__ void __launch_bounds__(backward_threads(VECTORS), 1)
+    layernorm_backward_kernel(backward_arguments a) {
     extern __shared__ uint4 dynamic_shared[];
     __shared__ float shared[2][2][MAX_WARPS];
     row_stages<VECTORS> rows(dynamic_shared);
@@ -379,29 +394,50 @@ __global__ void __launch_bounds__(32 * MAX_WARPS) layernorm_backward_kernel(back
 
 typedef void (*backward_kernel)(backward_arguments);
 
+/* The bytes that a group needs of shared memory for one row, and for its sums in the end. */
+static int64_t stage_bytes(int vectors, int64_t warps) {
+    return BACKWARD_TENSORS * vectors * 32 * warps * (int64_t)sizeof(uint4);
+}
+static int64_t sums_bytes(int channels) {
+    return 2 * (int64_t)channels * (int64_t)sizeof(float);
+}
+
+/* The warps and pieces that leave the fewest lanes without work, and of those the most pieces; then as many groups as
+   registers and shared memory allow. */
+static struct division divide_backward(int channels, int64_t shared_bytes) {
+    struct division best = {0, dim3(0)};
+    int64_t pieces = channels / 8, fewest = INT64_MAX;
+    for (int vectors = 1; vectors <= BACKWARD_VECTORS; vectors++) {
+        int64_t warps = ceil_div(pieces, 32 * vectors);
+        if (warps <= BACKWARD_ROW_WARPS && warps * vectors <= fewest) {
+            int64_t groups = backward_threads(vectors) / (32 * warps);
+            int64_t bytes = max_i64(2 * stage_bytes(vectors, warps), sums_bytes(channels));
+            groups = max_i64(1, min_i64(groups, shared_bytes / bytes));
+            groups = warps > 1 ? min_i64(groups, GROUP_BARRIERS) : groups;
+            fewest = warps * vectors;
+            best.vectors = vectors;
+            best.block = dim3((unsigned)(32 * warps), (unsigned)groups);
+        }
+    }
+    return best;
+}
+
 static enum status layernorm_backward(struct backend *b, void *d_in, struct tensor d_weight,
     struct tensor d_bias, const void *d_out, const void *in, const void *weight, const void *mean,
     const void *rstd, int64_t rows, int channels, bool accumulate_input, bool accumulate_parameters) {
     static const backward_kernel kernels[BACKWARD_VECTORS] = {layernorm_backward_kernel<1>,
-        layernorm_backward_kernel<2>, layernorm_backward_kernel<3>, layernorm_backward_kernel<4>,
-        layernorm_backward_kernel<5>, layernorm_backward_kernel<6>};
+        layernorm_backward_kernel<2>, layernorm_backward_kernel<3>, layernorm_backward_kernel<4>};
     CHECK(check_row("layernorm backward", channels));
-    /* with more than four pieces the sums take so many registers that one block fills a multiprocessor */
-    struct division d = divide_row(channels, 4, MAX_WARPS);
+    int64_t shared_limit = b->state->shared_bytes - 1024; /* the rest is for what is not dynamic */
+    struct division d = divide_backward(channels, shared_limit);
+    int64_t groups = d.block.y, stage = groups * stage_bytes(d.vectors, d.block.x / 32);
+    int stages = 2 * stage <= shared_limit ? 2 : 1;
+    int64_t shared_bytes = max_i64(stages * stage, groups > 1 ? groups * sums_bytes(channels) : 0);
     backward_kernel kernel = kernels[d.vectors - 1];
-    int threads = (int)(d.block.x * d.block.y);
-    int stage_bytes = BACKWARD_TENSORS * d.vectors * threads * (int)sizeof(uint4);
-    int stages = 2 * stage_bytes + 1024 <= b->state->shared_bytes ? 2 : 1; /* 1024: what is not dynamic */
-    int sums_bytes = d.block.y > 1 ? (int)d.block.y * 2 * channels * (int)sizeof(float) : 0;
-    int shared_bytes = stages * stage_bytes > sums_bytes ? stages * stage_bytes : sums_bytes;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
-    int resident = 0; /* blocks that a multiprocessor holds at once */
-    CUDA_CHECK(
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, (size_t)shared_bytes));
-    unsigned blocks =
-        (unsigned)min_i64((int64_t)resident * b->state->multiprocessors, ceil_div(rows, d.block.y));
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
+    unsigned blocks = (unsigned)min_i64(b->state->multiprocessors, ceil_div(rows, groups));
     void *partials;
-    CHECK(scratch_reserve(b, &partials, (size_t)blocks * 2 * (size_t)channels * sizeof(float)));
+    CHECK(scratch_reserve(b, &partials, (size_t)(blocks * sums_bytes(channels))));
     struct backward_arguments a = {(bf16 *)d_in, (float *)partials, (const bf16 *)d_out, (const bf16 *)in,
         (const bf16 *)weight, (const float *)mean, (const float *)rstd, rows, channels, stages,
         1.0f / (float)channels, accumulate_input};
