@@ -149,11 +149,11 @@ struct backend {
        that made `in`. */
     enum status (*linear_backward_input)(struct backend *b, void *d_in, const void *d_out, const void *weight,
         const void *pre_gelu, int64_t rows, int in_features, int out_features);
-    /* d_weight (O,I) = or += d_out^T in; d_bias (O) = or += column sums of d_out (d_bias.data may be NULL) */
+    /* d_weight (O,I) = or += d_out^T in; d_bias (O) = or += column sums of d_out; the data of either may be NULL */
     enum status (*linear_backward_parameters)(struct backend *b, struct tensor d_weight, struct tensor d_bias,
         const void *d_out, const void *in, int64_t rows, int in_features, int out_features, bool accumulate);
 
-    /* ---- GELU, tanh form, on its own for recomputation: bitwise what LINEAR_BIAS_GELU gives ---- */
+    /* ---- GELU, tanh form, on its own: bitwise what LINEAR_BIAS_GELU gives ---- */
     enum status (*gelu_forward)(struct backend *b, void *out, const void *in, int64_t count);
 
     /* ---- attention: causal self-attention over packed qkv (B,T,Hq+2Hkv,D), scale 1/sqrt(D) ---- */

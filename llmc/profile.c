@@ -12,12 +12,13 @@ static const char *const linear_layers[LINEAR_LAYERS] = {
 static const char *const linear_passes[LINEAR_PASSES] = {"forward", "input gradient", "weight gradient"};
 
 enum row_id {
-    LINEAR_ROWS = LINEAR_LAYERS * LINEAR_PASSES, /* rows before this one are linear layers */
+    LINEAR_ROWS = LINEAR_LAYERS * LINEAR_PASSES, /* rows before this one are the linear layers' products */
     ATTENTION_FORWARD = LINEAR_ROWS,
     ATTENTION_BACKWARD,
     NORM_FORWARD,
     NORM_BACKWARD,
-    GELU_RECOMPUTED,
+    GELU_FORWARD,
+    BIAS_GRADIENT,
     CLASSIFIER,
     EMBEDDING_FORWARD,
     EMBEDDING_BACKWARD,
@@ -27,7 +28,7 @@ enum row_id {
     ROWS
 };
 static const char *const other_rows[ROWS - LINEAR_ROWS] = {"attention forward", "attention backward",
-    "layernorm forward", "layernorm backward", "gelu, recomputed", "classifier", "embedding forward",
+    "layernorm forward", "layernorm backward", "gelu", "bias gradients", "classifier", "embedding forward",
     "embedding backward", "gradient norm", "adamw", "communication, exposed"};
 
 struct row {
@@ -137,8 +138,10 @@ static enum status embedding_backward(struct backend *b, struct tensor d_token_t
     struct tensor d_position_table, const void *d_out, const int32_t *tokens, int batch, int seq_len,
     int channels, int vocab_size, bool accumulate_position) {
     struct profile *p = of(b);
-    double elements = (double)batch * seq_len * channels;
-    MEASURED(EMBEDDING_BACKWARD, 0.0, activation_bytes(p, 2 * elements),
+    /* not counted: the rows of the token table, only the device knows how many it adds to */
+    double elements = (double)batch * seq_len * channels, positions = (double)seq_len * channels;
+    double position_bytes = (accumulate_position ? 2 : 1) * (double)dtype_bytes(d_position_table.dtype);
+    MEASURED(EMBEDDING_BACKWARD, 0.0, activation_bytes(p, elements) + positions * position_bytes,
         p->inner->embedding_backward(p->inner, d_token_table, d_position_table, d_out, tokens, batch, seq_len,
             channels, vocab_size, accumulate_position));
 }
@@ -168,6 +171,12 @@ static enum status layernorm_backward(struct backend *b, void *d_in, struct tens
             channels, accumulate_input, accumulate_parameters));
 }
 
+static enum status gelu_forward(struct backend *b, void *out, const void *in, int64_t count) {
+    struct profile *p = of(b);
+    MEASURED(GELU_FORWARD, 0.0, activation_bytes(p, 2.0 * (double)count),
+        p->inner->gelu_forward(p->inner, out, in, count));
+}
+
 /* The layer is told by its shape, but for the head, which alone has no bias and shows its weight that way. */
 static int linear_row(
     const struct profile *p, int in_features, int out_features, const void *weight, int pass) {
@@ -186,10 +195,17 @@ static int linear_row(
     return layer * LINEAR_PASSES + pass;
 }
 
+/* A layer with GELU, and below the gradients of weight and bias, are called as the two ops that they can be taken apart
+   into, with the same bits: so the products stand alone. */
 static enum status linear_forward(struct backend *b, void *out, void *pre_gelu, const void *in,
     const void *weight, const void *bias, int64_t rows, int in_features, int out_features,
     enum linear_epilogue epilogue) {
     struct profile *p = of(b);
+    if (epilogue == LINEAR_BIAS_GELU) {
+        CHECK(linear_forward(
+            b, pre_gelu, NULL, in, weight, bias, rows, in_features, out_features, LINEAR_BIAS));
+        return gelu_forward(b, out, pre_gelu, rows * out_features);
+    }
     if (bias == NULL) {
         p->head_weight = weight;
     }
@@ -211,16 +227,18 @@ static enum status linear_backward_input(struct backend *b, void *d_in, const vo
 static enum status linear_backward_parameters(struct backend *b, struct tensor d_weight, struct tensor d_bias,
     const void *d_out, const void *in, int64_t rows, int in_features, int out_features, bool accumulate) {
     struct profile *p = of(b);
-    MEASURED(linear_row(p, in_features, out_features, d_bias.data == NULL ? p->head_weight : NULL, 2),
-        2.0 * (double)rows * in_features * out_features, 0.0,
+    struct tensor none = {NULL, d_bias.dtype};
+    const void *weight = d_bias.data == NULL ? p->head_weight : NULL;
+    CHECK(begin(p, linear_row(p, in_features, out_features, weight, 2),
+        2.0 * (double)rows * in_features * out_features, 0.0));
+    CHECK(end(p, p->inner->linear_backward_parameters(
+                     p->inner, d_weight, none, d_out, in, rows, in_features, out_features, accumulate)));
+    if (d_bias.data == NULL) {
+        return STATUS_OK;
+    }
+    MEASURED(BIAS_GRADIENT, 0.0, activation_bytes(p, (double)rows * out_features),
         p->inner->linear_backward_parameters(
-            p->inner, d_weight, d_bias, d_out, in, rows, in_features, out_features, accumulate));
-}
-
-static enum status gelu_forward(struct backend *b, void *out, const void *in, int64_t count) {
-    struct profile *p = of(b);
-    MEASURED(GELU_RECOMPUTED, 0.0, activation_bytes(p, 2.0 * (double)count),
-        p->inner->gelu_forward(p->inner, out, in, count));
+            p->inner, none, d_bias, d_out, in, rows, in_features, out_features, accumulate));
 }
 
 /* The paper's count: 4 S^2 D H forward, halved under the causal mask, and 2.5 times that backward. */
@@ -402,12 +420,12 @@ static struct row sum_rows(const struct profile *p, int first, int last) {
     return sum;
 }
 
-enum { ALL_LINEAR = ROWS, IDLE, REPORT_ROWS };
+enum { ALL_PRODUCTS = ROWS, IDLE, REPORT_ROWS };
 
 /* Line i of the report: the rows, then two that follow from them. False: nothing of the kind ran. */
 static bool report_row(const struct profile *p, int i, char *name, size_t size, struct row *row) {
-    if (i == ALL_LINEAR) {
-        snprintf(name, size, "all linear layers");
+    if (i == ALL_PRODUCTS) {
+        snprintf(name, size, "all products");
         *row = sum_rows(p, 0, LINEAR_ROWS);
         return true;
     }

@@ -659,6 +659,17 @@ static void check_linear_backward_parameters(
     }
     expect_same_bits(d_weight, weight_bits, label("linear d_weight", s.rows, s.in, s.out));
     expect_same_bits(d_bias, bias_bits, label("linear d_bias", s.rows, s.in, s.out));
+    if (with_bias) {
+        bias_bits = snapshot(d_bias);
+        if (accumulate) {
+            upload(d_bias);
+        } else {
+            poison(d_bias);
+        }
+        must(gpu->linear_backward_parameters(
+            gpu, none, d_bias->gpu, d_out->gpu.data, in->gpu.data, s.rows, s.in, s.out, accumulate));
+        expect_same_bits(d_bias, bias_bits, label("linear d_bias alone", s.rows, s.in, s.out));
+    }
     struct tensor reference_weight = {d_weight->cpu, DTYPE_F64};
     struct tensor reference_bias = {with_bias ? d_bias->cpu : NULL, DTYPE_F64};
     must(cpu->linear_backward_parameters(

@@ -368,7 +368,7 @@ static void test_linear_backward_in_fp32_is_that_in_fp64(void) {
     }
 }
 
-static void test_linear_backward_accumulates_and_leaves_an_absent_bias(void) {
+static void test_linear_backward_accumulates_and_does_without_weight_or_bias(void) {
     FOR_BOTH(b) {
         for (int s = 0; s < LINEAR_SHAPES; s++) {
             struct linear l = make_linear_shape(b, s);
@@ -387,10 +387,13 @@ static void test_linear_backward_accumulates_and_leaves_an_absent_bias(void) {
                 l.in.data, l.rows, l.in_features, l.out_features, true));
             EXPECT_CLOSE(weight, want_weight);
             EXPECT_CLOSE(bias, want_bias);
-            struct tensor no_bias = {NULL, dtype_of(b)};
-            EXPECT_OK(b->linear_backward_parameters(b, tensor_of(weight), no_bias, l.d_out.data, l.in.data,
+            struct tensor none = {NULL, dtype_of(b)};
+            EXPECT_OK(b->linear_backward_parameters(b, tensor_of(weight), none, l.d_out.data, l.in.data,
                 l.rows, l.in_features, l.out_features, false));
+            EXPECT_OK(b->linear_backward_parameters(b, none, tensor_of(bias), l.d_out.data, l.in.data, l.rows,
+                l.in_features, l.out_features, false));
             EXPECT(same_bits(weight, once_weight));
+            EXPECT(same_bits(bias, once_bias));
         }
     }
 }
@@ -1361,7 +1364,7 @@ int main(void) {
     RUN_AND_FREE(test_linear_backward_is_central_differences);
     RUN_AND_FREE(test_linear_backward_through_gelu_is_central_differences);
     RUN_AND_FREE(test_linear_backward_in_fp32_is_that_in_fp64);
-    RUN_AND_FREE(test_linear_backward_accumulates_and_leaves_an_absent_bias);
+    RUN_AND_FREE(test_linear_backward_accumulates_and_does_without_weight_or_bias);
     RUN_AND_FREE(test_gradients_of_another_dtype_are_refused);
     RUN_AND_FREE(test_layernorm_forward_is_its_formula);
     RUN_AND_FREE(test_layernorm_forward_keeps_the_variance_beside_a_large_mean);

@@ -147,8 +147,11 @@ static enum status linear_backward_parameters(struct backend *b, struct tensor d
     const void *d_out, const void *in, int64_t rows, int in_features, int out_features, bool accumulate) {
     CHECK(check_gradient(d_weight));
     CHECK(check_gradient(d_bias));
-    struct matrix left = {d_out, out_features, true}, right = {in, in_features, false};
-    gemm(b, d_weight.data, in_features, left, right, out_features, in_features, rows, accumulate, NULL, NULL);
+    if (d_weight.data != NULL) {
+        struct matrix left = {d_out, out_features, true}, right = {in, in_features, false};
+        gemm(b, d_weight.data, in_features, left, right, out_features, in_features, rows, accumulate, NULL,
+            NULL);
+    }
     if (d_bias.data != NULL) {
         use_threads(b);
 #pragma omp parallel for

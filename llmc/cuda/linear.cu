@@ -157,17 +157,19 @@ static enum status column_sums(
 static enum status linear_backward_parameters(struct backend *b, struct tensor d_weight, struct tensor d_bias,
     const void *d_out, const void *in, int64_t rows, int in_features, int out_features, bool accumulate) {
     CHECK(check_features(in_features, out_features));
-    struct matmul p = {};
-    p.m = in_features;
-    p.n = out_features;
-    p.k = rows;
-    p.transpose_b = true;
-    p.a = in;
-    p.b = d_out;
-    p.d = d_weight;
-    p.accumulate = accumulate;
-    p.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    CHECK(matmul(b, &p));
+    if (d_weight.data != NULL) {
+        struct matmul p = {};
+        p.m = in_features;
+        p.n = out_features;
+        p.k = rows;
+        p.transpose_b = true;
+        p.a = in;
+        p.b = d_out;
+        p.d = d_weight;
+        p.accumulate = accumulate;
+        p.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+        CHECK(matmul(b, &p));
+    }
     return d_bias.data != NULL ? column_sums(b, d_bias, d_out, rows, out_features, accumulate) : STATUS_OK;
 }
 
