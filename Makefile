@@ -1,7 +1,7 @@
 # make                 the trainer (./train_gpt) and the shard tool (./build/prepare)
 # make train           train a small GPT on this repository's own text
 # make test            everything that needs no GPU
-# make test-gpu        everything that needs one
+# make test-gpu        everything that needs one; make sanitize-gpu, the same kernels under compute-sanitizer
 # make bench-ops       what every op reaches on the GPU; make bench-attention, what attention reaches
 # make help            the rest, and the variables
 
@@ -102,7 +102,7 @@ ifeq ($(V),)
 say = @printf '  %-5s %s\n' '$(1)' '$(2)';
 endif
 
-.PHONY: all train test test-unit gpu-tests test-gpu bench-ops bench-attention fuzz format format-check config help clean
+.PHONY: all train test test-unit gpu-tests test-gpu sanitize-gpu bench-ops bench-attention fuzz format format-check config help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 all: config train_gpt $(BUILD)/prepare
@@ -181,6 +181,11 @@ test-unit: $(BUILD)/train_gpt $(TESTS)
 gpu-tests: $(GPU_TESTS) $(BUILD)/test/bench_ops $(BUILD)/attention/bench
 test-gpu: all $(GPU_TESTS)
 	@test/run_tests.sh $(BUILD) $(GPU_TESTS) $(GPU_TEST_SCRIPTS)
+
+# one test alone: make sanitize-gpu SANITIZED=build/test/gpu_ops
+SANITIZED ?= $(GPU_TESTS)
+sanitize-gpu: $(SANITIZED)
+	@scripts/sanitize_gpu.sh $(SANITIZED)
 
 # what the kernels reach on the GPU that is there
 bench-ops: $(BUILD)/test/bench_ops

@@ -39,9 +39,10 @@ def presets(program):
     return found
 
 
-def train(program, run_dir, options, output=None, timeout=None):
-    """Trains with {"option-name": value}; the steps of its log. output takes the progress (None: none)."""
+def train(program, run_dir, options, output=None, timeout=None, event="step"):
+    """Trains with {"option-name": value}; the lines of its log of type `event`, a step each as a rule. output takes
+    the progress (None: none)."""
     command = [program, f"--run-dir={run_dir}"] + [f"--{name}={value}" for name, value in options.items()]
     run(command if output else command + ["--quiet"], stdout=output or subprocess.DEVNULL, timeout=timeout)
     events = [json.loads(line) for line in (Path(run_dir) / "log.jsonl").read_text().splitlines()]
-    return [event for event in events if event["type"] == "step"]
+    return [e for e in events if e["type"] == event]

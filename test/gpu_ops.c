@@ -445,7 +445,7 @@ static void check_layernorm_forward(int64_t rows, int channels) {
     must(cpu->layernorm_forward(
         cpu, out->cpu, mean->cpu, rstd->cpu, in->cpu, weight->cpu, bias->cpu, rows, channels));
     expect_close(out, EXACT_BF16, 1e-5, label("layernorm", rows, channels, 0));
-    expect_close(mean, 16, 1e-6, label("layernorm mean", rows, channels, 0));
+    expect_within(mean, 16, 2e-6, label("layernorm mean", rows, channels, 0));
     expect_close(rstd, 16, 0, label("layernorm rstd", rows, channels, 0));
 
     poison(out);
@@ -459,7 +459,7 @@ static void check_layernorm_forward(int64_t rows, int channels) {
     must(cpu->layernorm_forward(
         cpu, out->cpu, mean->cpu, rstd->cpu, sum->cpu, weight->cpu, bias->cpu, rows, channels));
     expect_close(out, EXACT_BF16, 1e-5, label("residual + layernorm", rows, channels, 0));
-    expect_close(mean, 16, 1e-6, label("residual + layernorm mean", rows, channels, 0));
+    expect_within(mean, 16, 2e-6, label("residual + layernorm mean", rows, channels, 0));
     expect_close(rstd, 16, 0, label("residual + layernorm rstd", rows, channels, 0));
 
     /* what recomputation relies on: the stored sum normalised alone, and summed in place, give the same bits */
@@ -550,8 +550,12 @@ static void test_layernorm_backward_matches_reference(void) {
         check_layernorm_backward(rows_for(channels), channels, i % 2 == 0 ? DTYPE_F32 : DTYPE_BF16, true);
         check_layernorm_backward(1, channels, DTYPE_F32, false);
     }
-    check_layernorm_backward(20011, 72, DTYPE_F32, true); /* several rows for each group of warps */
-    check_layernorm_backward(5003, 1600, DTYPE_F32, true);
+    /* several rows for each group of warps */
+    check_layernorm_backward(20011, 72, DTYPE_F32, true);
+    check_layernorm_backward(5003, 768, DTYPE_F32, false);
+    check_layernorm_backward(3001, 2048, DTYPE_F32, true);
+    check_layernorm_backward(2003, 2560, DTYPE_F32, false);
+    check_layernorm_backward(401, 12288, DTYPE_F32, true);
 }
 
 /* ---- linear and GELU ---- */
@@ -912,13 +916,14 @@ static const struct adamw_options adamw_options = {3e-3, 0.9, 0.95, 1e-8, 0.1};
 static void check_adamw(
     int64_t count, int64_t decay_count, enum dtype gradient, bool has_masters, bool apply) {
     struct values *control = control_values(apply);
-    struct values *parameters = random_values(count, DTYPE_BF16, 0, 0.02);
-    struct values *master = random_values(count, DTYPE_F32, 0, 0.02);
-    struct values *first_moment = random_values(count, DTYPE_F32, 0, 1e-3);
+    const double weight_size = 0.02, gradient_size = 1e-3;
+    struct values *parameters = random_values(count, DTYPE_BF16, 0, weight_size);
+    struct values *master = random_values(count, DTYPE_F32, 0, weight_size);
+    struct values *first_moment = random_values(count, DTYPE_F32, 0, gradient_size);
     struct values *second_moment = new_values(count, DTYPE_F32);
-    struct values *gradients = random_values(count, gradient, 0, 1e-3);
+    struct values *gradients = random_values(count, gradient, 0, gradient_size);
     for (int64_t i = 0; i < count; i++) {
-        second_moment->cpu[i] = 1e-6 * (0.1 + uniform());
+        second_moment->cpu[i] = gradient_size * gradient_size * (0.1 + uniform());
     }
     upload(second_moment);
     void *before = snapshot(parameters);
@@ -933,17 +938,20 @@ static void check_adamw(
     struct tensor reference_gradients = {gradients->cpu, DTYPE_F64};
     must(cpu->adamw(cpu, updated->cpu, NULL, first_moment->cpu, second_moment->cpu, reference_gradients,
         count, decay_count, &adamw_options, control->cpu, 0));
-    expect_close(first_moment, 8, 1e-7, label("adamw first moment", count, decay_count, has_masters));
-    expect_close(second_moment, 8, 1e-7, label("adamw second moment", count, decay_count, has_masters));
+    /* what is added may cancel: the absolute part goes by the size of the terms */
+    double update_error = 2e-6 * weight_size;
+    expect_within(first_moment, 8, 0x1p-23 * gradient_size, label("first moment", count, decay_count, apply));
+    expect_within(second_moment, 8, 0x1p-23 * gradient_size * gradient_size,
+        label("second moment", count, decay_count, apply));
     if (has_masters) {
-        expect_close(master, 8, 2e-6, label("adamw master", count, decay_count, apply));
+        expect_within(master, 8, update_error, label("adamw master", count, decay_count, apply));
         if (apply) {
             adopt(master);
             memcpy(parameters->cpu, master->cpu, (size_t)count * sizeof(double));
         }
     }
-    expect_close(
-        parameters, EXACT_BF16, has_masters ? 0 : 2e-6, label("adamw parameters", count, decay_count, apply));
+    expect_within(parameters, EXACT_BF16, has_masters ? 0 : update_error,
+        label("adamw parameters", count, decay_count, apply));
     release_values();
 }
 

@@ -1,8 +1,8 @@
 /* Matrix products by cuBLASLt. A plan is made once per product (shape, layout, epilogue, types, alignment) and kept:
    descriptors and the chosen algorithm.
 
-   The algorithm is chosen by time: cuBLASLt proposes up to CANDIDATES, each runs a few times on the very data of the
-   first call, the fastest stays. Products that come once in a while (a sample's growing length) are not worth that and
+   The algorithm is chosen by time: cuBLASLt proposes up to CANDIDATES, they run up to ROUNDS times on the very data of
+   the first call, the fastest stays. Products that come once in a while (a sample's growing length) are not worth that and
    take the first proposal. All candidates accumulate in fp32 and, where they split the inner dimension, add the parts
    in fp32.
 
@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { CANDIDATES = 16, ROUNDS = 4, WORKSPACE_BYTES = 64 << 20 };
+enum { CANDIDATES = 16, ROUNDS = 12, WORKSPACE_BYTES = 64 << 20 };
 
 /* What tells one plan from another: all int64_t, so that it compares as bytes and prints as a list. */
 struct plan_key {
@@ -274,21 +274,25 @@ static enum status time_candidate(struct backend *b, const struct plan *plan, co
     return STATUS_OK;
 }
 
-/* Candidates run in turns, so that all see the same clock rates; one that falls behind by a tenth is out. */
+/* Candidates run in turns, so that all see the same clock rates, and their times are added up; one that falls behind
+   is out, and those that stay are told apart by many rounds: they differ by less than one run does from the next. */
 static enum status time_rounds(struct backend *b, struct plan *plan, const struct matmul *p,
     const cublasLtMatmulHeuristicResult_t *candidates, int count, cudaEvent_t start, cudaEvent_t stop) {
-    float fastest[CANDIDATES], best = FLT_MAX;
+    const float behind = 1.06f;
+    float total[CANDIDATES] = {0}, least = 0.0f;
     for (int round = 0; round <= ROUNDS; round++) {
+        float before = least;
+        least = FLT_MAX;
         for (int i = 0; i < count; i++) {
-            float milliseconds;
-            if (round > 1 && fastest[i] > 1.1f * best) {
+            if (round > 2 && total[i] > behind * before) {
+                total[i] = FLT_MAX;
                 continue;
             }
+            float milliseconds;
             CHECK(time_candidate(b, plan, p, &candidates[i].algo, start, stop, &milliseconds));
-            /* the first run loads code */
-            fastest[i] = round <= 1 || milliseconds < fastest[i] ? milliseconds : fastest[i];
-            if (round > 0 && fastest[i] < best) {
-                best = fastest[i];
+            total[i] = round > 0 ? total[i] + milliseconds : 0.0f; /* the first run loads code */
+            if (total[i] < least) {
+                least = total[i];
                 plan->algorithm = candidates[i].algo;
             }
         }
