@@ -208,7 +208,9 @@ static void test_two_micro_steps_add_their_gradients(void) {
     drop_side(&gpu);
 }
 
+/* The learning rate is low enough for the loss to fall at every step: where it leaps, every rounding counts. */
 static void test_twenty_steps_give_the_losses_of_the_cpu(void) {
+    const double learning_rate = 3e-4;
     for (int i = 0; i < SHAPES; i++) {
         struct side gpu, cpu;
         make_side(&gpu, true, &shapes[i], RECOMPUTE_NONE);
@@ -220,19 +222,22 @@ static void test_twenty_steps_give_the_losses_of_the_cpu(void) {
             struct step_result *results[2] = {&on_gpu, &on_cpu};
             for (int s = 0; s < 2; s++) {
                 forward_backward(sides[s], step % 2, false);
-                must(optimizer_step(sides[s]->optimizer, 1e-3, TOKENS_IN_BATCH, INFINITY, INFINITY));
+                must(optimizer_step(sides[s]->optimizer, learning_rate, TOKENS_IN_BATCH, INFINITY, INFINITY));
                 must(optimizer_result(sides[s]->optimizer, results[s]));
                 EXPECT(results[s]->applied);
             }
-            worst = fmax(worst, fabs(on_gpu.loss - on_cpu.loss));
-            EXPECT_NEAR(on_gpu.loss, on_cpu.loss, 0.02);
-            /* the two runs drift apart as they learn the batches by heart */
-            EXPECT_NEAR(on_gpu.norm, on_cpu.norm, (step < 5 ? 0.02 : 0.1) * on_cpu.norm);
             first = step == 0 ? on_cpu.loss : first;
             last = on_cpu.loss;
+            /* a gradient that is off by 2%, as the test above allows, makes a step gain so much more or less */
+            double difference = fabs(on_gpu.loss - on_cpu.loss), allowed = 2e-3 + 0.02 * (first - last);
+            worst = fmax(worst, difference / allowed);
+            EXPECT_NEAR(on_gpu.loss, on_cpu.loss, allowed);
+            if (step < 5) { /* later the runs are no longer at the same point */
+                EXPECT_NEAR(on_gpu.norm, on_cpu.norm, 0.02 * on_cpu.norm);
+            }
         }
         EXPECT(last < first - 0.5); /* it learns the two batches */
-        printf("    shape %d: loss %.3f to %.3f, worst difference %.4f\n", i, first, last, worst);
+        printf("    shape %d: loss %.3f to %.3f, at worst %.2f of what may differ\n", i, first, last, worst);
         drop_side(&gpu);
         drop_side(&cpu);
     }
