@@ -1,10 +1,11 @@
 /* The tests' frame: a test is a function, RUN calls it and prints "ok NAME" or the failed expectations; the last line
-   is "N passed, N failed". */
+   is "N passed, N failed". FLASHGPT_TEST=text runs, and counts, only the tests whose name contains the text. */
 #ifndef TEST_TEST_H
 #define TEST_TEST_H
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int test_passed_, test_failed_, test_failures_in_this_;
@@ -49,6 +50,10 @@ static int test_passed_, test_failed_, test_failures_in_this_;
 
 #define RUN(test)                                                                                            \
     do {                                                                                                     \
+        const char *chosen_ = getenv("FLASHGPT_TEST");                                                       \
+        if (chosen_ != NULL && strstr(#test, chosen_) == NULL) {                                             \
+            break;                                                                                           \
+        }                                                                                                    \
         test_failures_in_this_ = 0;                                                                          \
         test();                                                                                              \
         if (test_failures_in_this_ == 0) {                                                                   \
