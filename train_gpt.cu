@@ -20,6 +20,7 @@
 
 #include "attention/attention.h"
 #include "llmc/checkpoint.h"
+#include "llmc/checksum.h"
 #include "llmc/dataloader.h"
 #include "llmc/evaluate.h"
 #include "llmc/generate.h"
@@ -30,6 +31,7 @@
 #include "llmc/options.h"
 #include "llmc/plan.h"
 #include "llmc/profile.h"
+#include "llmc/rendezvous.h"
 #include "llmc/schedule.h"
 
 enum { PATH_BYTES = 4096, LONGEST_RUN_DIR = 1500 };
@@ -40,15 +42,34 @@ struct run {
     struct model_config config;
     struct run_state state;      /* of the checkpoint, or of a fresh start */
     bool cuda;                   /* the device */
+    int gpus;                    /* of this machine, where the device is one */
+    struct launch_place place;   /* who the environment says this process is; ranks 0: nothing */
+    bool restarted;              /* goes on from its own newest checkpoint */
     char run_dir[PATH_BYTES];    /* "" in a dry run */
     char checkpoint[PATH_BYTES]; /* to resume from; "" = start afresh */
     struct schedule schedule;
+};
+
+/* What each rank tells the others after a step. */
+struct step_report {
+    double stop;    /* the number of a signal to stop; 0: none */
+    double wait_ms; /* that it waited for the others */
+    double step_ms;
+};
+
+/* Who keeps the others waiting: sums over the last steps. */
+struct pace {
+    double *wait_ms; /* of each rank */
+    double step_ms;
+    int steps;
+    int told_rank; /* of the last note; -1: none */
 };
 
 /* One rank at work. */
 struct worker {
     const struct run *run;
     const struct options *options;
+    const struct launch_rank *rank;
     struct backend *device;  /* the real one */
     struct comm *ranks;      /* likewise */
     struct profile *profile; /* NULL: off */
@@ -62,9 +83,11 @@ struct worker {
     struct metrics_log *log; /* first rank only */
     struct run_state state;
     char *options_json;
-    int32_t *inputs, *targets; /* (micro_batch, seq_len) */
-    int64_t micro_steps;       /* per rank and step */
-    double peak_tflops;        /* 0: unknown */
+    struct step_report *reports; /* of all ranks, of the last step */
+    struct pace pace;            /* first rank only */
+    int32_t *inputs, *targets;   /* (micro_batch, seq_len) */
+    int64_t micro_steps;         /* per rank and step */
+    double peak_tflops;          /* 0: unknown */
     double start_seconds;
     int64_t start_step;
     char last_checkpoint[PATH_BYTES];
@@ -156,7 +179,8 @@ static enum status train_step(struct worker *w) {
         struct model_hooks hooks = optimizer_hooks(w->optimizer, micro == w->micro_steps - 1);
         CHECK(dataloader_next(w->train_data, w->inputs, w->targets, &data_wait));
         CHECK(model_forward_backward(w->model, w->inputs, w->targets, (int)o->micro_batch, (int)o->seq_len,
-            d_loss, micro > 0, optimizer_loss_sum(w->optimizer), &hooks));
+            d_loss, optimizer_accumulates(w->optimizer, micro == 0), optimizer_loss_sum(w->optimizer),
+            &hooks));
     }
     CHECK(optimizer_step(w->optimizer, learning_rate, (double)o->global_batch, loss_limit, norm_limit));
     struct step_result result;
@@ -175,7 +199,10 @@ static enum status train_step(struct worker *w) {
         state->skipped_in_row++;
         skipped_because = skip_reason(&result, loss_limit);
     }
-    CHECK(log_step(w, &result, learning_rate, skipped_because, time_seconds() - start, data_wait));
+    double seconds = time_seconds() - start;
+    w->reports[w->comm->rank].wait_ms = result.wait_ms;
+    w->reports[w->comm->rank].step_ms = seconds * 1e3;
+    CHECK(log_step(w, &result, learning_rate, skipped_because, seconds, data_wait));
     if (o->max_skipped > 0 && state->skipped_in_row >= o->max_skipped) {
         return fail(
             "%lld steps in a row were skipped, the last for a %s, and the weights are as before them: lower "
@@ -327,12 +354,65 @@ static enum status profiled_step(struct worker *w) {
     return STATUS_OK;
 }
 
+/* A note when one rank keeps the others waiting for a tenth of a step and more: a hot GPU, a busy machine. */
+static enum status watch_pace(struct worker *w) {
+    enum { WARM_UP = 3, WINDOW = 20 };
+    struct pace *pace = &w->pace;
+    int ranks = w->comm->ranks, slowest = 0;
+    double others_ms = 0.0;
+    if (w->log == NULL || ranks == 1 || w->state.step - w->start_step <= WARM_UP) {
+        return STATUS_OK;
+    }
+    pace->steps++;
+    pace->step_ms += w->reports[0].step_ms;
+    for (int rank = 0; rank < ranks; rank++) {
+        pace->wait_ms[rank] += w->reports[rank].wait_ms;
+    }
+    if (pace->steps < WINDOW) {
+        return STATUS_OK;
+    }
+    for (int rank = 0; rank < ranks; rank++) {
+        slowest = pace->wait_ms[rank] < pace->wait_ms[slowest] ? rank : slowest;
+        others_ms += pace->wait_ms[rank];
+    }
+    others_ms = (others_ms - pace->wait_ms[slowest]) / (ranks - 1);
+    double behind_ms = (others_ms - pace->wait_ms[slowest]) / WINDOW, step_ms = pace->step_ms / WINDOW;
+    memset(pace->wait_ms, 0, (size_t)ranks * sizeof *pace->wait_ms);
+    pace->step_ms = 0.0;
+    pace->steps = 0;
+    if (behind_ms < 0.1 * step_ms) {
+        pace->told_rank = -1;
+        return STATUS_OK;
+    }
+    if (slowest == pace->told_rank) {
+        return STATUS_OK;
+    }
+    pace->told_rank = slowest;
+    char text[160];
+    snprintf(text, sizeof text, "rank %d is slow: the others wait %.0f of a step's %.0f ms for it", slowest,
+        behind_ms, step_ms);
+    return note(w, text);
+}
+
+/* After each step: all ranks stop in the same one. */
+static enum status exchange_reports(struct worker *w, double *stop) {
+    struct step_report own = w->reports[w->comm->rank];
+    own.stop = launch_signal_caught();
+    CHECK(w->comm->host_all_gather(w->comm, w->reports, &own, sizeof own));
+    *stop = 0.0;
+    for (int rank = 0; rank < w->comm->ranks; rank++) {
+        *stop = fmax(*stop, w->reports[rank].stop);
+    }
+    return watch_pace(w);
+}
+
 static enum status train(struct worker *w) {
     const struct options *o = w->options;
     int64_t saved_step = w->state.step;
     w->start_seconds = time_seconds();
     w->start_step = w->state.step;
     while (w->state.step < o->steps) {
+        launch_note_step(w->rank, w->state.step + 1);
         CHECK(profiled_step(w));
         int64_t step = w->state.step;
         bool last = step == o->steps;
@@ -342,9 +422,8 @@ static enum status train(struct worker *w) {
         if (w->log != NULL && (due(step, o->sample_every) || (last && o->sample_every > 0))) {
             CHECK(sample(w));
         }
-        /* all ranks stop in the same step */
-        double stop = launch_signal_caught();
-        CHECK(w->comm->host_all_reduce(w->comm, &stop, 1, COMM_MAX));
+        double stop;
+        CHECK(exchange_reports(w, &stop));
         if (due(step, o->checkpoint_every) || (last && o->checkpoint_every > 0) || stop > 0.0) {
             CHECK(save(w));
             saved_step = step;
@@ -365,6 +444,60 @@ static enum status train(struct worker *w) {
                    ? report_profile(w)
                    : note(w,
                          "--profile: no step was measured; it leaves out the first two, give more --steps");
+    }
+    return STATUS_OK;
+}
+
+/* ---- the run's folder ---- */
+
+/* The name of the run's folder, the same on all ranks. */
+static enum status name_run_dir(struct run *run) {
+    const struct options *o = &run->options;
+    if (o->run_dir[0] != '\0') {
+        size_t length = strlen(o->run_dir);
+        while (length > 1 && o->run_dir[length - 1] == '/') {
+            length--;
+        }
+        if (length > LONGEST_RUN_DIR) {
+            return fail(
+                "--run-dir: a path of %zu bytes is too long, at most %d leave room for what goes into it",
+                length, (int)LONGEST_RUN_DIR);
+        }
+        snprintf(run->run_dir, sizeof run->run_dir, "%.*s", (int)length, o->run_dir);
+        return STATUS_OK;
+    }
+    if (run->place.ranks > 0) {
+        return fail("--run-dir is missing: ranks started by %s need the name of the run's folder, one that "
+                    "all machines share",
+            run->place.launcher);
+    }
+    char stamp[32];
+    time_t now = time(NULL);
+    struct tm local;
+    strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", localtime_r(&now, &local));
+    snprintf(run->run_dir, sizeof run->run_dir, "runs/%s-%s", o->model, stamp);
+    for (int n = 2; path_exists(run->run_dir); n++) { /* of another run that began in this second */
+        snprintf(run->run_dir, sizeof run->run_dir, "runs/%s-%s-%d", o->model, stamp, n);
+    }
+    return STATUS_OK;
+}
+
+/* The run's folder: made, writable, and no other run's. */
+static enum status make_run_dir(const struct run *run) {
+    const struct options *o = &run->options;
+    char log[PATH_BYTES], checkpoints[PATH_BYTES];
+    CHECK(path_join(log, sizeof log, run->run_dir, "log.jsonl"));
+    CHECK(path_join(checkpoints, sizeof checkpoints, run->run_dir, "checkpoints"));
+    if (!o->resume && !run->restarted && (path_exists(log) || path_exists(checkpoints))) {
+        return fail("--run-dir %s already holds a run: add --resume to continue it, or choose another folder",
+            run->run_dir);
+    }
+    CHECK(make_directories(run->run_dir));
+    if (access(run->run_dir, W_OK | X_OK) != 0) {
+        return fail("--run-dir %s cannot be written: %s", run->run_dir, strerror(errno));
+    }
+    if (path_exists(checkpoints) && access(checkpoints, W_OK | X_OK) != 0) {
+        return fail("--run-dir %s: its checkpoints cannot be written: %s", run->run_dir, strerror(errno));
     }
     return STATUS_OK;
 }
@@ -399,6 +532,14 @@ static enum recompute recompute_level(const struct options *o) {
     return RECOMPUTE_NONE;
 }
 
+static int zero_stage(const struct options *o) {
+    return o->ranks == 1 ? 0 : o->zero < 0 ? 1 : (int)o->zero;
+}
+
+static enum dtype reduce_dtype(const struct options *o) {
+    return strcmp(o->reduce_dtype, "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
+}
+
 static struct model_options make_model_options(const struct run *run, const struct backend_profile *device) {
     const struct options *o = &run->options;
     struct model_options m;
@@ -410,11 +551,8 @@ static struct model_options make_model_options(const struct run *run, const stru
     m.gradient_dtype = strcmp(o->grad_dtype, "bf16") == 0 ? DTYPE_BF16 : device->gradient_dtype;
     m.logits_bytes = o->logits_mib << 20;
     m.ranks = (int)o->ranks;
+    m.layer_gradients = zero_stage(o) == 2 ? ZERO2_LAYER_GRADIENTS : 0;
     return m;
-}
-
-static int zero_stage(const struct options *o) {
-    return o->ranks == 1 ? 0 : o->zero < 0 ? 1 : (int)o->zero;
 }
 
 static struct plan_options make_plan_options(
@@ -425,6 +563,7 @@ static struct plan_options make_plan_options(
     p.device = *device;
     p.zero_stage = zero_stage(&run->options);
     p.samples = run->options.sample_every > 0;
+    p.reduce_dtype = reduce_dtype(&run->options);
     p.device_bytes = device_bytes;
     return p;
 }
@@ -433,10 +572,12 @@ static enum status create_backend(
     struct backend **out, const struct run *run, int local_rank, int local_ranks) {
     const struct options *o = &run->options;
     if (run->cuda) {
+        /* some launchers show each process its own GPU alone */
+        int gpu = run->gpus == 1 ? 0 : local_rank;
         const char *attention = strcmp(o->attention, "auto") == 0
-                                    ? backend_cuda_attention(local_rank, model_head_dim(&run->config))
+                                    ? backend_cuda_attention(gpu, model_head_dim(&run->config))
                                     : o->attention;
-        return backend_cuda_create(out, local_rank, attention, o->autotune);
+        return backend_cuda_create(out, gpu, attention, o->autotune);
     }
     int threads = (int)o->threads;
     if (threads == 0) {
@@ -451,6 +592,7 @@ static enum status create_model(struct worker *w) {
     struct optimizer_options p;
     memset(&p, 0, sizeof p);
     p.zero_stage = zero_stage(o);
+    p.reduce_dtype = reduce_dtype(o);
     p.adamw.beta1 = o->beta1;
     p.adamw.beta2 = o->beta2;
     p.adamw.epsilon = o->epsilon;
@@ -534,16 +676,69 @@ static enum status open_tokenizer(struct worker *w) {
     return STATUS_OK;
 }
 
+static enum status meet_ranks(struct worker *w, const struct launch_rank *rank) {
+    const struct options *o = w->options;
+    const struct launch_place *place = &w->run->place;
+    if (rank->ranks == 1) {
+        return comm_single_create(&w->ranks);
+    }
+    if (place->ranks == 0) {
+        return comm_shared_create(&w->ranks, rank->shared, rank->rank, o->comm_timeout);
+    }
+    struct rendezvous_options meeting = {
+        place->address, place->port, place->token, rank->rank, rank->ranks, o->comm_timeout};
+    return comm_tcp_create(&w->ranks, &meeting);
+}
+
+/* Ranks of one run were given the same options, and resume from the same checkpoint. */
+static enum status check_same_options(struct worker *w) {
+    struct xxh64 hash;
+    const int64_t beside[] = {w->state.step, zero_stage(w->options), reduce_dtype(w->options)};
+    struct json_writer writer;
+    size_t bytes;
+    uint64_t own, *all = NULL;
+    json_writer_init(&writer, false);
+    json_begin_object(&writer);
+    options_write_json(w->options, &writer);
+    json_end_object(&writer);
+    CHECK(json_writer_finish(&writer, &w->options_json, &bytes));
+    xxh64_init(&hash);
+    xxh64_update(&hash, w->options_json, bytes);
+    xxh64_update(&hash, beside, sizeof beside);
+    own = xxh64_digest(&hash);
+    CHECK(ALLOCATE(all, w->ranks->ranks));
+    enum status status = w->ranks->host_all_gather(w->ranks, all, &own, sizeof own);
+    for (int rank = 1; rank < w->ranks->ranks && status == STATUS_OK; rank++) {
+        if (all[rank] != all[0]) {
+            status = fail("rank %d has other options than rank 0, or sees another checkpoint: start all with "
+                          "the same command line, and --run-dir in a folder that all machines share",
+                rank);
+        }
+    }
+    free(all);
+    return status;
+}
+
+static enum status create_device(struct worker *w, const struct launch_rank *rank) {
+    const struct options *o = w->options;
+    CHECK(check_same_options(w));
+    if (w->run->place.ranks > 0 && !o->dry_run) {
+        CHECK(comm_agree(w->ranks, rank->rank == 0 ? make_run_dir(w->run) : STATUS_OK));
+    }
+    CHECK(create_backend(&w->device, w->run, rank->local_rank, rank->local_ranks));
+    if (rank->ranks == 1 || !w->run->cuda) {
+        return STATUS_OK;
+    }
+    struct comm_nccl_options nccl = {o->comm_timeout, (int)o->comm_ctas, o->deterministic};
+    return comm_nccl_create(&w->ranks, w->ranks, w->device, &nccl);
+}
+
 static enum status set_up(struct worker *w, const struct launch_rank *rank) {
     const struct run *run = w->run;
     const struct options *o = w->options;
-    CHECK(create_backend(&w->device, run, rank->local_rank, rank->local_ranks));
+    CHECK(meet_ranks(w, rank));
+    CHECK(create_device(w, rank));
     w->backend = w->device;
-    if (rank->ranks == 1) {
-        CHECK(comm_single_create(&w->ranks));
-    } else {
-        CHECK(comm_shared_create(&w->ranks, rank->shared, rank->rank, o->comm_timeout));
-    }
     w->comm = w->ranks;
     if (o->profile > 0) {
         CHECK(profile_create(&w->profile, w->device, &run->config));
@@ -557,16 +752,12 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
         CHECK(open_data(w, &w->val_data, o->val_data, "--val-data", false));
     }
     CHECK(open_tokenizer(w));
+    CHECK(ALLOCATE(w->reports, w->comm->ranks));
+    CHECK(ALLOCATE(w->pace.wait_ms, w->comm->ranks));
+    w->pace.told_rank = -1;
     w->state.data_windows = dataloader_windows(w->train_data);
     CHECK(create_model(w));
     CHECK(load_weights(w));
-    struct json_writer writer;
-    size_t bytes;
-    json_writer_init(&writer, false);
-    json_begin_object(&writer);
-    options_write_json(o, &writer);
-    json_end_object(&writer);
-    CHECK(json_writer_finish(&writer, &w->options_json, &bytes));
     if (!o->quiet && rank->rank == 0) {
         print_summary(w);
     }
@@ -617,6 +808,8 @@ static enum status open_log(struct worker *w) {
 
 static void tear_down(struct worker *w) {
     free(w->options_json);
+    free(w->pace.wait_ms);
+    free(w->reports);
     free(w->targets);
     free(w->inputs);
     decoder_free(w->decoder);
@@ -650,13 +843,18 @@ static void print_end(const struct worker *w) {
         duration, w->last_checkpoint[0] != '\0' ? ", " : "", w->last_checkpoint);
 }
 
-static void print_error(enum status status, const struct run *run, const struct backend *backend) {
-    launch_print_error("%s", error_message());
+static void print_error(enum status status, const struct worker *w) {
+    struct backend *backend = w->device;
+    if (status == STATUS_PEER_LOST) {
+        launch_print_error("step %lld: %s", (long long)w->state.step + 1, error_message());
+    } else {
+        launch_print_error("%s", error_message());
+    }
     if (status == STATUS_OUT_OF_MEMORY && backend != NULL) {
         uint64_t used, peak, total;
-        backend->memory_usage((struct backend *)backend, &used, &peak, &total);
+        backend->memory_usage(backend, &used, &peak, &total);
         struct plan plan;
-        struct plan_options p = make_plan_options(run, &backend->profile, total);
+        struct plan_options p = make_plan_options(w->run, &backend->profile, total);
         if (plan_make(&plan, &p) == STATUS_OK) {
             plan_print(stderr, &plan, &p);
         }
@@ -670,6 +868,7 @@ static int rank_main(const struct launch_rank *rank, void *context) {
     memset(w, 0, sizeof *w);
     w->run = run;
     w->options = &run->options;
+    w->rank = rank;
     w->state = run->state;
     launch_catch_signals();
     log_enable(rank->rank == 0);
@@ -687,12 +886,12 @@ static int rank_main(const struct launch_rank *rank, void *context) {
     }
     if (status != STATUS_OK) {
         if (launch_first_failure(rank)) { /* ranks that fail alike speak once */
-            print_error(status, run, w->device);
+            print_error(status, w);
         }
         comm_abort(w->ranks);
     }
     tear_down(w);
-    return status == STATUS_OK ? 0 : 1;
+    return status == STATUS_OK || status == STATUS_PEER_LOST ? (int)status : STATUS_ERROR;
 }
 
 /* ---- before the ranks start ---- */
@@ -824,14 +1023,44 @@ static enum status choose_device(struct run *run) {
     if (strcmp(o->device, "cpu") == 0) {
         return STATUS_OK;
     }
-    int gpus = count_gpus();
-    if (strcmp(o->device, "cuda") == 0 && gpus == 0) {
+    run->gpus = count_gpus();
+    if (strcmp(o->device, "cuda") == 0 && run->gpus == 0) {
         return fail("--device cuda: no GPU found by this build; see `make config`, or use --device cpu");
     }
-    run->cuda = gpus > 0;
-    if (run->cuda && o->ranks > gpus) {
+    run->cuda = run->gpus > 0;
+    return STATUS_OK;
+}
+
+/* All GPUs, or as many of them as share the global batch evenly. */
+static int64_t most_ranks(const struct run *run) {
+    const struct options *o = &run->options;
+    int64_t ranks = run->gpus;
+    while (ranks > 1 && o->global_batch % (ranks * o->micro_batch * o->seq_len) != 0) {
+        ranks--;
+    }
+    return ranks;
+}
+
+static enum status choose_ranks(struct run *run) {
+    struct options *o = &run->options;
+    const struct launch_place *place = &run->place;
+    int64_t here = o->ranks;
+    if (place->ranks > 0) {
+        if (o->ranks != 0 && o->ranks != place->ranks) {
+            return fail("--ranks %lld, but %s started %d: leave the option out", (long long)o->ranks,
+                place->launcher, place->ranks);
+        }
+        o->ranks = place->ranks;
+        here = place->local_ranks;
+    } else if (o->ranks == 0) {
+        o->ranks = run->cuda && comm_nccl_built() ? most_ranks(run) : 1;
+        here = o->ranks;
+    }
+    /* one GPU in sight may be the one that a launcher gave this process */
+    bool own_gpu = place->ranks > 0 && run->gpus == 1;
+    if (run->cuda && here > run->gpus && !own_gpu) {
         return fail(
-            "--ranks %lld: this machine has %d GPU%s", (long long)o->ranks, gpus, gpus == 1 ? "" : "s");
+            "--ranks %lld: this machine has %d GPU%s", (long long)here, run->gpus, run->gpus == 1 ? "" : "s");
     }
     return STATUS_OK;
 }
@@ -883,47 +1112,6 @@ static void make_schedule(struct run *run) {
     run->schedule.total_steps = o->steps;
 }
 
-/* The run's folder: made, writable, and no other run's. */
-static enum status make_run_dir(struct run *run) {
-    const struct options *o = &run->options;
-    char log[PATH_BYTES], checkpoints[PATH_BYTES];
-    if (o->run_dir[0] == '\0') {
-        char stamp[32];
-        time_t now = time(NULL);
-        struct tm local;
-        strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", localtime_r(&now, &local));
-        snprintf(run->run_dir, sizeof run->run_dir, "runs/%s-%s", o->model, stamp);
-        for (int n = 2; path_exists(run->run_dir); n++) { /* of another run that began in this second */
-            snprintf(run->run_dir, sizeof run->run_dir, "runs/%s-%s-%d", o->model, stamp, n);
-        }
-    } else {
-        size_t length = strlen(o->run_dir);
-        while (length > 1 && o->run_dir[length - 1] == '/') {
-            length--;
-        }
-        if (length > LONGEST_RUN_DIR) {
-            return fail(
-                "--run-dir: a path of %zu bytes is too long, at most %d leave room for what goes into it",
-                length, (int)LONGEST_RUN_DIR);
-        }
-        snprintf(run->run_dir, sizeof run->run_dir, "%.*s", (int)length, o->run_dir);
-    }
-    CHECK(path_join(log, sizeof log, run->run_dir, "log.jsonl"));
-    CHECK(path_join(checkpoints, sizeof checkpoints, run->run_dir, "checkpoints"));
-    if (!o->resume && (path_exists(log) || path_exists(checkpoints))) {
-        return fail("--run-dir %s already holds a run: add --resume to continue it, or choose another folder",
-            run->run_dir);
-    }
-    CHECK(make_directories(run->run_dir));
-    if (access(run->run_dir, W_OK | X_OK) != 0) {
-        return fail("--run-dir %s cannot be written: %s", run->run_dir, strerror(errno));
-    }
-    if (path_exists(checkpoints) && access(checkpoints, W_OK | X_OK) != 0) {
-        return fail("--run-dir %s: its checkpoints cannot be written: %s", run->run_dir, strerror(errno));
-    }
-    return STATUS_OK;
-}
-
 /* --plan: for the device that is there, or a named GPU. */
 static enum status print_plan(struct run *run) {
     const struct options *o = &run->options;
@@ -942,7 +1130,6 @@ static enum status print_plan(struct run *run) {
     } else {
         struct backend *backend;
         uint64_t used, peak;
-        CHECK(choose_device(run));
         CHECK(create_backend(&backend, run, 0, (int)o->ranks));
         backend->memory_usage(backend, &used, &peak, &bytes);
         device = backend->profile;
@@ -1114,8 +1301,8 @@ cleanup:
 
 /* ---- before the ranks start, in order ---- */
 
-/* Everything before the ranks start. With `again` the run goes on from its own newest checkpoint. */
-static enum status prepare(struct run *run, int argc, const char *const *argv, bool again) {
+/* Everything before the ranks start. */
+static enum status prepare(struct run *run, int argc, const char *const *argv) {
     struct options *o = &run->options;
     fresh_state(&run->state);
     run->checkpoint[0] = '\0';
@@ -1133,8 +1320,8 @@ static enum status prepare(struct run *run, int argc, const char *const *argv, b
     run->config.kv_heads = (int)o->kv_heads;
     run->config.seq_len = (int)o->seq_len;
     run->config.vocab_size = (int)o->vocab_size;
-    if (o->resume || again) {
-        CHECK(find_checkpoint(run, again ? run->run_dir : o->run_dir, argc, argv));
+    if (o->resume || run->restarted) {
+        CHECK(find_checkpoint(run, run->restarted ? run->run_dir : o->run_dir, argc, argv));
     }
     if (options_use_model(o)) {
         CHECK(find_model(run));
@@ -1145,17 +1332,25 @@ static enum status prepare(struct run *run, int argc, const char *const *argv, b
         CHECK(take_shape_of_start(run, o->init_from));
     }
     CHECK(options_check(o));
+    if (!o->plan || o->gpu[0] == '\0') {
+        CHECK(choose_device(run));
+    }
+    CHECK(choose_ranks(run));
     if (o->global_batch == 0) {
         o->global_batch = o->ranks * o->micro_batch * o->seq_len;
     }
     if (o->plan) {
+        CHECK(options_check(o)); /* again: now the ranks are known */
         return print_plan(run);
     }
-    CHECK(choose_device(run));
     CHECK(check_data(run));
-    CHECK(options_check(o)); /* again: now the steps are known */
+    CHECK(options_check(o)); /* again: now the steps are known, too */
     make_schedule(run);
-    return o->dry_run || again ? STATUS_OK : make_run_dir(run);
+    if (o->dry_run || run->restarted) {
+        return STATUS_OK;
+    }
+    CHECK(name_run_dir(run));
+    return run->place.ranks > 0 ? STATUS_OK : make_run_dir(run); /* else the first rank makes it */
 }
 
 /* A rank that died or hung may be worth another try; an error it could name is not, nor a run that was asked to stop. */
@@ -1193,9 +1388,14 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN); /* what nobody reads any more (`| head -1`) is lost, and the run goes on */
     make_openmp_wait_calmly(argv);
     int code = 0;
-    log_enable(true);
+    if (launch_read_environment(&run.place) != STATUS_OK) {
+        launch_print_error("%s", error_message());
+        return 1;
+    }
+    log_enable(run.place.rank == 0);
     for (int restarts = 0;; restarts++) {
-        if (prepare(&run, argc, (const char *const *)argv, restarts > 0) != STATUS_OK) {
+        run.restarted = restarts > 0;
+        if (prepare(&run, argc, (const char *const *)argv) != STATUS_OK) {
             launch_print_error("%s", error_message());
             code = 1;
             break;
@@ -1210,8 +1410,11 @@ int main(int argc, char **argv) {
             }
             break;
         }
-        code = launch_local(
-            (int)run.options.ranks, run.options.max_restarts > 0, (size_t)4 << 20, 5.0, rank_main, &run);
+        const double grace_seconds = 5.0;
+        bool supervised = run.options.max_restarts > 0;
+        code = run.place.ranks > 0 ? launch_placed(&run.place, supervised, grace_seconds, rank_main, &run)
+                                   : launch_local((int)run.options.ranks, supervised, (size_t)4 << 20,
+                                         grace_seconds, rank_main, &run);
         if (!worth_a_restart(code) || restarts == run.options.max_restarts || run.options.dry_run) {
             break;
         }

@@ -9,6 +9,7 @@ static const char *const cpu_attention = "blocked";
 
 /* The CUDA context, cuBLASLt's workspace and the ops' scratch memory, as an H200 shows them. */
 static const size_t cuda_workspace_bytes = (size_t)690 << 20;
+static const size_t nccl_bytes = (size_t)400 << 20; /* NCCL's buffers and kernels */
 
 static const struct backend_profile devices[] = {
     {.name = "cpu",
@@ -29,7 +30,8 @@ static const struct backend_profile devices[] = {
         .statistic_dtype = DTYPE_F32,
         .gradient_dtype = DTYPE_F32,
         .master_dtype = DTYPE_F32,
-        .workspace_bytes = cuda_workspace_bytes},
+        .workspace_bytes = cuda_workspace_bytes,
+        .comm_bytes = nccl_bytes},
 };
 enum { DEVICES = sizeof devices / sizeof devices[0] };
 

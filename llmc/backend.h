@@ -68,7 +68,8 @@ struct step_limits {
     double beta1, beta2; /* for the bias corrections */
 };
 
-enum { BACKEND_MARKS = 1 << 14 };
+/* Slots of marks in time: the profiler's, then the optimizer's. */
+enum { PROFILE_MARKS = 1 << 14, MARK_BACKWARD_DONE = PROFILE_MARKS, MARK_STEP_AGREED, BACKEND_MARKS };
 
 struct adamw_options {
     double learning_rate, beta1, beta2, epsilon, weight_decay;
@@ -82,6 +83,7 @@ struct backend_profile {
     enum dtype gradient_dtype; /* default for parameter gradients */
     enum dtype master_dtype; /* of the optimizer's master weights; equal to parameter_dtype: there are none */
     size_t workspace_bytes;  /* what the device's own libraries and contexts take whatever the model */
+    size_t comm_bytes;       /* and what moves data between several ranks takes beside */
 };
 
 struct backend {
@@ -109,6 +111,8 @@ struct backend {
     /* ---- values ---- */
     /* out[i] = in[i], converted; F32, F64 (CPU), BF16, F16. */
     enum status (*convert)(struct backend *b, struct tensor out, struct tensor in, int64_t count);
+    /* out[i] += in[i], the same types */
+    enum status (*add)(struct backend *b, struct tensor out, struct tensor in, int64_t count);
     enum status (*fill)(struct backend *b, struct tensor out, double value, int64_t count);
     /* out[i] = std * z(seed, stream, first + i), z as random_normal of random.h: the same values on every backend
        (rounded to out.dtype). Rows of the result: for parameters laid out over several calls, any split gives the same. */

@@ -37,33 +37,6 @@ static enum status step_folder(char out[PATH_BYTES], const char *parent, const c
     return path_join(out, PATH_BYTES, parent, name);
 }
 
-/* ---- agreement between ranks ---- */
-
-/* STATUS_OK if every rank says so; else, on every rank, the status and the message of the first that does not. */
-static enum status agree(struct comm *comm, enum status own_status) {
-    struct verdict {
-        int32_t status;
-        char message[MESSAGE_BYTES];
-    } own, *all = NULL;
-    double worst = own_status;
-    CHECK(comm->host_all_reduce(comm, &worst, 1, COMM_MAX));
-    if (worst == STATUS_OK) {
-        return STATUS_OK;
-    }
-    memset(&own, 0, sizeof own);
-    own.status = own_status;
-    snprintf(own.message, sizeof own.message, "%s", error_message());
-    CHECK(ALLOCATE(all, comm->ranks));
-    enum status status = comm->host_all_gather(comm, all, &own, sizeof own);
-    for (int rank = 0; rank < comm->ranks && status == STATUS_OK; rank++) {
-        if (all[rank].status != STATUS_OK) {
-            status = fail_as((enum status)all[rank].status, "%s", all[rank].message);
-        }
-    }
-    free(all);
-    return status;
-}
-
 /* ---- state.json ---- */
 
 /* The counters, one table for writing and reading. */
@@ -359,11 +332,11 @@ static enum status publish(const struct saving *s) {
 static enum status save(struct saving *s, const char *run_dir) {
     struct comm *comm = s->optimizer->comm;
     CHECK(ALLOCATE(s->all_moments, comm->ranks));
-    CHECK(agree(comm, s->first_rank ? make_temporary_folder(s, run_dir) : STATUS_OK));
-    CHECK(agree(comm, write_tensors(s)));
+    CHECK(comm_agree(comm, s->first_rank ? make_temporary_folder(s, run_dir) : STATUS_OK));
+    CHECK(comm_agree(comm, write_tensors(s)));
     CHECK(comm->host_all_gather(comm, s->all_moments, &s->moments, sizeof s->moments));
-    CHECK(agree(comm, s->first_rank ? write_texts(s) : STATUS_OK));
-    return agree(comm, s->first_rank ? publish(s) : STATUS_OK);
+    CHECK(comm_agree(comm, s->first_rank ? write_texts(s) : STATUS_OK));
+    return comm_agree(comm, s->first_rank ? publish(s) : STATUS_OK);
 }
 
 enum status checkpoint_save(const char *run_dir, struct optimizer *optimizer, const struct run_state *state,
@@ -640,7 +613,7 @@ static enum status import_bucket(void *optimizer, int bucket, const float *value
 
 enum status checkpoint_load_weights(const char *path, struct optimizer *optimizer) {
     const struct model *model = optimizer->model;
-    return agree(optimizer->comm, hugging_face_read_weights(path, model_get_config(model),
+    return comm_agree(optimizer->comm, hugging_face_read_weights(path, model_get_config(model),
                                       model_get_layout(model), import_bucket, optimizer));
 }
 
@@ -651,5 +624,5 @@ static enum status read_moments(const char *path, struct optimizer *optimizer) {
 }
 
 enum status checkpoint_load_moments(const char *path, struct optimizer *optimizer) {
-    return agree(optimizer->comm, read_moments(path, optimizer));
+    return comm_agree(optimizer->comm, read_moments(path, optimizer));
 }

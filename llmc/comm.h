@@ -1,11 +1,13 @@
-/* Collectives between ranks. One interface; shared memory between the processes of one machine behind it on
-   the CPU (comm_shared.c), NCCL on GPUs (comm_nccl.cu).
+/* Collectives between ranks. One interface; behind it, on the CPU, shared memory between the processes that one
+   machine's launcher forked (comm_shared.c) or TCP between those that the environment brought together
+   (comm_tcp.c). On GPUs NCCL moves the data (comm_nccl.cu), and one of those two stays beside it: it brings the
+   ranks together, passes their small decisions on without waiting for the GPU, and knows who was lost.
 
    Data collectives work on the backend's memory. Each starts when everything enqueued on the compute stream
    so far is done, runs beside what is enqueued later, and is complete for the compute stream after
-   wait(slot). Every rank calls the same collectives in the same order. Sums add the ranks in rank
-   order: all-reduce and reduce-scatter of the same data give the same bits. The maximum or minimum of
-   values with a NaN is NaN.
+   wait(slot). Every rank calls the same collectives in the same order. Sums on the CPU add the ranks in rank
+   order: all-reduce and reduce-scatter of the same data give the same bits; NCCL's order is its algorithm's,
+   the same for every rank. The maximum or minimum of values with a NaN is NaN.
 
    Errors: STATUS_PEER_LOST names the rank that died or did not answer within the timeout. After one, the
    communicator is of no more use than to be freed. */
@@ -18,7 +20,7 @@
 extern "C" {
 #endif
 
-enum { COMM_MAX_RANKS = 4096 };
+enum { COMM_MAX_RANKS = 4096, COMM_SLOTS = 4096 };
 enum comm_op { COMM_SUM, COMM_MAX, COMM_MIN };
 
 struct comm {
@@ -42,6 +44,14 @@ struct comm {
     /* every rank's `bytes` bytes at in, to out[ranks * bytes] in rank order */
     enum status (*host_all_gather)(struct comm *c, void *out, const void *in, size_t bytes);
     enum status (*barrier)(struct comm *c);
+
+    /* For the communicator that works beside this one, and safe from its thread: how many collectives this rank
+       has started; STATUS_PEER_LOST once a rank is lost; and this rank's word that a collective has not ended
+       within `seconds`: who started the fewest is lost, which the status says. */
+    void (*tell_progress)(struct comm *c, uint64_t collectives);
+    enum status (*check_peers)(struct comm *c);
+    enum status (*report_stall)(struct comm *c, double seconds);
+
     void (*abort)(struct comm *c); /* see comm_abort */
     void (*free)(struct comm *c);
 };
@@ -61,22 +71,53 @@ enum comm_loss_kind {
     COMM_LOSS_NONE,
     COMM_LOSS_FAILED, /* the rank itself says that it met an error */
     COMM_LOSS_DIED,   /* its process ended without its work done */
-    COMM_LOSS_LATE    /* it did not come to a collective within the timeout */
+    COMM_LOSS_LATE,   /* it did not come to a collective within the timeout */
+    COMM_LOSS_STUCK   /* all came to a collective that did not end within the timeout; `rank` noticed it */
 };
 struct comm_loss {
     enum comm_loss_kind kind;
     int rank;
-    double seconds; /* LATE: the timeout */
+    double seconds; /* LATE and STUCK: the timeout */
 };
 /* Any process that sees a rank lost tells the others so: they return STATUS_PEER_LOST at once from the
    collective they wait in, or from their next. True if this loss is the first. */
 bool comm_shared_memory_mark_lost(struct comm_shared_memory *memory, struct comm_loss loss);
 struct comm_loss comm_shared_memory_loss(const struct comm_shared_memory *memory);
 
-/* The rank's end of it. Sums, maxima and minima of F32 and F64; the moving collectives take any dtype.
+/* The step that a rank is in, for the message about its end; 0: before the first. */
+void comm_shared_memory_set_step(struct comm_shared_memory *memory, int rank, int64_t step);
+int64_t comm_shared_memory_step(const struct comm_shared_memory *memory, int rank);
+
+/* The rank's end of it. Sums, maxima and minima of F32, F64 and BF16; the moving collectives take any dtype.
    Collectives are complete on return. timeout_seconds: how long a rank may be behind. */
 enum status comm_shared_create(
     struct comm **out, struct comm_shared_memory *memory, int rank, double timeout_seconds);
+
+/* Ranks that meet over TCP, wherever they run (rendezvous.h): rank 0 stands in the middle of a star. Everything
+   comm_shared_create says holds. */
+struct rendezvous_options;
+enum status comm_tcp_create(struct comm **out, const struct rendezvous_options *meeting);
+
+/* NCCL for the data of a CUDA backend, one GPU a rank, beside `host`, which has brought the same ranks together
+   and now belongs to the new communicator (on failure it stays the caller's). Fails in a build without NCCL.
+   NVLink multicast stays off unless NCCL_NVLS_ENABLE is set. */
+bool comm_nccl_built(void); /* is it in this build? */
+struct comm_nccl_options {
+    double timeout_seconds; /* how long a collective may take once this rank has come to it */
+    int ctas;               /* thread blocks, so SMs, that NCCL takes; 0: its choice */
+    bool deterministic; /* one algorithm and protocol for all sizes: NCCL_ALGO and NCCL_PROTO, unless set */
+};
+enum status comm_nccl_create(
+    struct comm **out, struct comm *host, struct backend *backend, const struct comm_nccl_options *options);
+
+/* STATUS_OK if every rank says so; else, on every rank, the status and the message of the first that does not. */
+enum status comm_agree(struct comm *c, enum status own_status);
+
+/* What communicators on the CPU compute with: into[i] = into[i] op from[i]; F32, F64, BF16 (sums are rounded each). */
+enum status comm_check_summable(enum dtype dtype);
+void comm_combine(void *into, const void *from, int64_t count, enum dtype dtype, enum comm_op op);
+/* The message of a loss, as the rank tells it that stopped in `collective`. */
+enum status comm_fail_lost(const struct comm *c, struct comm_loss loss, const char *collective);
 
 /* A rank that failed tells the others before it ends, so that they do not take its silence for slowness.
    NULL is allowed. */

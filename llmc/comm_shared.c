@@ -39,7 +39,9 @@ static const double SLEEP_SECONDS = 0.05;
 /* One a rank, written by it alone. */
 struct seat {
     _Alignas(CACHE_LINE) _Atomic uint64_t
-        arrivals;    /* barriers it has come to: who is behind when one waits in vain */
+        arrivals;                 /* barriers it has come to: who is behind when one waits in vain */
+    _Atomic uint64_t collectives; /* the same of a communicator beside this one, as tell_progress says */
+    _Atomic int64_t step;
     uint64_t pieces; /* pieces it has exchanged: the lowest bit picks the half */
 };
 
@@ -134,18 +136,15 @@ struct comm_loss comm_shared_memory_loss(const struct comm_shared_memory *memory
 }
 
 static enum status fail_lost(const struct comm *c, const char *collective) {
-    struct comm_loss loss = comm_shared_memory_loss(c->state->memory);
-    switch (loss.kind) {
-    case COMM_LOSS_FAILED:
-        return fail_as(
-            STATUS_PEER_LOST, "rank %d failed; rank %d stopped in %s", loss.rank, c->rank, collective);
-    case COMM_LOSS_LATE:
-        return fail_as(STATUS_PEER_LOST, "rank %d did not arrive within %g s; rank %d stopped in %s",
-            loss.rank, loss.seconds, c->rank, collective);
-    default:
-        return fail_as(
-            STATUS_PEER_LOST, "rank %d died; rank %d stopped in %s", loss.rank, c->rank, collective);
-    }
+    return comm_fail_lost(c, comm_shared_memory_loss(c->state->memory), collective);
+}
+
+void comm_shared_memory_set_step(struct comm_shared_memory *memory, int rank, int64_t step) {
+    atomic_store(&memory->seats[rank].step, step);
+}
+
+int64_t comm_shared_memory_step(const struct comm_shared_memory *memory, int rank) {
+    return atomic_load(&memory->seats[rank].step);
 }
 
 /* ---- the barrier: sense-reversing (Mellor-Crummey and Scott, TOCS 1991), the sense a counter ---- */
@@ -161,6 +160,14 @@ static int rank_behind(const struct comm *c) {
     return rank;
 }
 
+static enum status check_parent(const struct comm *c, const char *collective) {
+    if (getppid() != c->state->parent) {
+        return fail_as(
+            STATUS_PEER_LOST, "the process that started rank %d is gone; stopped in %s", c->rank, collective);
+    }
+    return STATUS_OK;
+}
+
 static enum status wait_for_others(struct comm *c, uint32_t generation, const char *collective) {
     struct comm_shared_memory *memory = c->state->memory;
     double waited = 0;
@@ -174,10 +181,7 @@ static enum status wait_for_others(struct comm *c, uint32_t generation, const ch
         if (lost) {
             return fail_lost(c, collective);
         }
-        if (getppid() != c->state->parent) {
-            return fail_as(STATUS_PEER_LOST, "the process that started rank %d is gone; stopped in %s",
-                c->rank, collective);
-        }
+        CHECK(check_parent(c, collective));
         if (waited >= c->state->timeout_seconds) {
             struct comm_loss late = {COMM_LOSS_LATE, rank_behind(c), c->state->timeout_seconds};
             comm_shared_memory_mark_lost(memory, late);
@@ -222,45 +226,6 @@ static enum status meet(struct comm *c, const char *collective) {
 
 /* ---- arithmetic ---- */
 
-/* into[i] = into[i] op from[i]. A NaN stays: comparisons with it are false, and `!=` finds it on the left. */
-#define DEFINE_COMBINE(name, real)                                                                           \
-    static void name(real *restrict into, const real *restrict from, int64_t count, enum comm_op op) {       \
-        switch (op) {                                                                                        \
-        case COMM_SUM:                                                                                       \
-            for (int64_t i = 0; i < count; i++) {                                                            \
-                into[i] += from[i];                                                                          \
-            }                                                                                                \
-            break;                                                                                           \
-        case COMM_MAX:                                                                                       \
-            for (int64_t i = 0; i < count; i++) {                                                            \
-                into[i] = into[i] > from[i] || into[i] != into[i] ? into[i] : from[i];                       \
-            }                                                                                                \
-            break;                                                                                           \
-        case COMM_MIN:                                                                                       \
-            for (int64_t i = 0; i < count; i++) {                                                            \
-                into[i] = into[i] < from[i] || into[i] != into[i] ? into[i] : from[i];                       \
-            }                                                                                                \
-            break;                                                                                           \
-        }                                                                                                    \
-    }
-DEFINE_COMBINE(combine_f32, float)
-DEFINE_COMBINE(combine_f64, double)
-
-static void combine(void *into, const void *from, int64_t count, enum dtype dtype, enum comm_op op) {
-    if (dtype == DTYPE_F32) {
-        combine_f32(into, from, count, op);
-    } else {
-        combine_f64(into, from, count, op);
-    }
-}
-
-static enum status check_summable(enum dtype dtype) {
-    if (dtype != DTYPE_F32 && dtype != DTYPE_F64) {
-        return fail("ranks in shared memory reduce F32 and F64, not %s", dtype_name(dtype));
-    }
-    return STATUS_OK;
-}
-
 /* ---- collectives ---- */
 
 /* Where `rank` has the current piece. */
@@ -276,7 +241,7 @@ static void next_piece(struct comm *c) {
 
 static enum status reduce_everywhere(
     struct comm *c, struct tensor data, int64_t count, enum comm_op op, const char *collective) {
-    CHECK(check_summable(data.dtype));
+    CHECK(comm_check_summable(data.dtype));
     int64_t size = (int64_t)dtype_bytes(data.dtype);
     int64_t most = (int64_t)c->state->memory->window_bytes / size;
     for (int64_t first = 0; first < count; first += most, next_piece(c)) {
@@ -288,7 +253,7 @@ static enum status reduce_everywhere(
         int64_t share = round_up(ceil_div(piece, c->ranks), CACHE_LINE / size);
         int64_t begin = min_i64(share * c->rank, piece), end = min_i64(begin + share, piece);
         for (int rank = 1; rank < c->ranks; rank++) {
-            combine(window_of(c, 0) + begin * size, window_of(c, rank) + begin * size, end - begin,
+            comm_combine(window_of(c, 0) + begin * size, window_of(c, rank) + begin * size, end - begin,
                 data.dtype, op);
         }
         CHECK(meet(c, collective));
@@ -305,7 +270,7 @@ static enum status shared_all_reduce(
 
 static enum status shared_reduce_scatter(struct comm *c, struct tensor data, int64_t count, int slot) {
     (void)slot;
-    CHECK(check_summable(data.dtype));
+    CHECK(comm_check_summable(data.dtype));
     int64_t size = (int64_t)dtype_bytes(data.dtype);
     int64_t most = (int64_t)c->state->memory->window_bytes / c->ranks / size;
     for (int64_t first = 0; first < count; first += most, next_piece(c)) {
@@ -318,7 +283,7 @@ static enum status shared_reduce_scatter(struct comm *c, struct tensor data, int
         char *sum = tensor_at(data, c->rank * count + first).data;
         memcpy(sum, window_of(c, 0) + c->rank * piece * size, (size_t)(piece * size));
         for (int rank = 1; rank < c->ranks; rank++) {
-            combine(sum, window_of(c, rank) + c->rank * piece * size, piece, data.dtype, COMM_SUM);
+            comm_combine(sum, window_of(c, rank) + c->rank * piece * size, piece, data.dtype, COMM_SUM);
         }
     }
     return STATUS_OK;
@@ -385,6 +350,33 @@ static enum status shared_barrier(struct comm *c) {
     return meet(c, "barrier");
 }
 
+static void shared_tell_progress(struct comm *c, uint64_t collectives) {
+    atomic_store(&c->state->seat->collectives, collectives);
+}
+
+static enum status shared_check_peers(struct comm *c) {
+    if (atomic_load(&c->state->memory->loss) != 0) {
+        return fail_lost(c, "a collective of the GPUs");
+    }
+    return check_parent(c, "a collective of the GPUs");
+}
+
+static enum status shared_report_stall(struct comm *c, double seconds) {
+    struct comm_shared_memory *memory = c->state->memory;
+    struct comm_loss loss = {COMM_LOSS_STUCK, c->rank, seconds};
+    uint64_t fewest = atomic_load(&c->state->seat->collectives);
+    for (int rank = 0; rank < memory->ranks; rank++) {
+        uint64_t started = atomic_load(&memory->seats[rank].collectives);
+        if (started < fewest) {
+            fewest = started;
+            loss.kind = COMM_LOSS_LATE;
+            loss.rank = rank;
+        }
+    }
+    comm_shared_memory_mark_lost(memory, loss);
+    return fail_lost(c, "a collective of the GPUs");
+}
+
 static void shared_abort(struct comm *c) {
     struct comm_loss failed = {COMM_LOSS_FAILED, c->rank, 0};
     comm_shared_memory_mark_lost(c->state->memory, failed);
@@ -426,6 +418,9 @@ enum status comm_shared_create(
         .host_all_reduce = shared_host_all_reduce,
         .host_all_gather = shared_host_all_gather,
         .barrier = shared_barrier,
+        .tell_progress = shared_tell_progress,
+        .check_peers = shared_check_peers,
+        .report_stall = shared_report_stall,
         .abort = shared_abort,
         .free = shared_free,
     };

@@ -90,10 +90,16 @@ bool launch_first_failure(const struct launch_rank *rank) {
     if (rank->shared == NULL) {
         return true;
     }
-    struct comm_loss failed = {COMM_LOSS_FAILED, rank->rank, 0};
+    struct comm_loss failed = {COMM_LOSS_FAILED, rank->seat, 0};
     comm_shared_memory_mark_lost(rank->shared, failed);
     struct comm_loss first = comm_shared_memory_loss(rank->shared);
-    return first.kind == COMM_LOSS_FAILED && first.rank == rank->rank;
+    return first.kind == COMM_LOSS_FAILED && first.rank == rank->seat;
+}
+
+void launch_note_step(const struct launch_rank *rank, int64_t step) {
+    if (rank->shared != NULL) {
+        comm_shared_memory_set_step(rank->shared, rank->seat, step);
+    }
 }
 
 void launch_print_error(const char *format, ...) {
@@ -150,9 +156,10 @@ struct supervisor {
     struct comm_shared_memory *memory;
     struct signal_state signals_before;
     double grace_seconds;
-    int ranks, running;
-    pid_t *process; /* 0: not running */
-    int *ending;    /* waitpid's status */
+    int ranks, running;               /* of those forked here; they have seats 0, 1, ... */
+    const struct launch_place *place; /* of the one rank that is not known by its seat; else NULL */
+    pid_t *process;                   /* 0: not running */
+    int *ending;                      /* waitpid's status */
     bool failed;
     double kill_time; /* when the ranks that still run are killed; INFINITY: no such plan */
 };
@@ -165,8 +172,13 @@ static void signal_ranks(const struct supervisor *s, int number) {
     }
 }
 
+static struct launch_rank placed_rank(const struct launch_place *p, struct comm_shared_memory *shared) {
+    struct launch_rank rank = {p->rank, p->ranks, p->local_rank, p->local_ranks, shared, 0};
+    return rank;
+}
+
 _Noreturn static void become_rank(
-    const struct supervisor *s, int rank, pid_t supervisor, launch_main main_function, void *context) {
+    const struct supervisor *s, int seat, pid_t supervisor, launch_main main_function, void *context) {
     signals_of_rank(&s->signals_before);
 #ifdef __linux__
     /* Elsewhere a rank notices its supervisor's death in its next collective. */
@@ -175,7 +187,10 @@ _Noreturn static void become_rank(
     if (getppid() != supervisor) {
         _exit(STATUS_PEER_LOST); /* it died before prctl */
     }
-    struct launch_rank self = {rank, s->ranks, rank, s->ranks, s->memory};
+    struct launch_rank self = {seat, s->ranks, seat, s->ranks, s->memory, seat};
+    if (s->place != NULL) {
+        self = placed_rank(s->place, s->memory);
+    }
     int code = main_function(&self, context);
     fflush(NULL);
     _exit(code); /* what the parent registered with atexit is not the rank's to run */
@@ -199,19 +214,30 @@ static enum status start_ranks(struct supervisor *s, launch_main main_function, 
 }
 
 /* The one line about a rank that could not tell its end itself. */
-static void report_loss(struct comm_loss loss, int ending) {
+static void report_loss(const struct supervisor *s, struct comm_loss loss, int ending) {
+    int rank = s->place != NULL ? s->place->rank : loss.rank;
+    int64_t at = comm_shared_memory_step(s->memory, loss.rank);
+    char step[40] = "";
+    if (at > 0) {
+        snprintf(step, sizeof step, " in step %lld", (long long)at);
+    }
     switch (loss.kind) {
     case COMM_LOSS_LATE:
-        launch_print_error("rank %d did not arrive within %g s; ended the run", loss.rank, loss.seconds);
+        launch_print_error("rank %d did not arrive within %g s%s; ended the run", rank, loss.seconds, step);
+        break;
+    case COMM_LOSS_STUCK:
+        launch_print_error("all ranks came to a collective that did not end within %g s%s: the connection "
+                           "between GPUs is at fault, NCCL_DEBUG=INFO says more; ended the run",
+            loss.seconds, step);
         break;
     case COMM_LOSS_DIED:
         if (WIFSIGNALED(ending)) {
-            launch_print_error("rank %d was killed by signal %d (%s)%s; ended the run", loss.rank,
-                WTERMSIG(ending), strsignal(WTERMSIG(ending)),
+            launch_print_error("rank %d was killed by signal %d (%s)%s%s; ended the run", rank,
+                WTERMSIG(ending), strsignal(WTERMSIG(ending)), step,
                 WTERMSIG(ending) == SIGKILL ? ", as the system does when memory runs out" : "");
         } else {
             launch_print_error(
-                "rank %d ended with exit code %d; ended the run", loss.rank, WEXITSTATUS(ending));
+                "rank %d ended with exit code %d%s; ended the run", rank, WEXITSTATUS(ending), step);
         }
         break;
     default:
@@ -224,7 +250,7 @@ static void begin_end(struct supervisor *s, int rank, int ending) {
     struct comm_loss died = {COMM_LOSS_DIED, rank, 0};
     comm_shared_memory_mark_lost(s->memory, died);
     struct comm_loss loss = comm_shared_memory_loss(s->memory);
-    report_loss(loss, ending);
+    report_loss(s, loss, ending);
     if (loss.kind == COMM_LOSS_LATE && s->process[loss.rank] != 0) {
         kill(s->process[loss.rank], SIGKILL);
     }
@@ -293,6 +319,7 @@ static int exit_code(const struct supervisor *s) {
     case COMM_LOSS_NONE:
         return 0;
     case COMM_LOSS_LATE:
+    case COMM_LOSS_STUCK:
         return STATUS_PEER_LOST;
     default:
         if (WIFSIGNALED(ending)) {
@@ -318,22 +345,38 @@ static enum status run_ranks(
     return status;
 }
 
-int launch_local(int ranks, bool supervised, size_t window_bytes, double grace_seconds,
-    launch_main main_function, void *context) {
-    if (ranks == 1 && !supervised) {
-        struct launch_rank self = {0, 1, 0, 1, NULL};
-        return main_function(&self, context);
-    }
-    struct supervisor s = {.grace_seconds = grace_seconds, .ranks = ranks, .kill_time = INFINITY};
+static int run_supervised(
+    struct supervisor *s, size_t window_bytes, launch_main main_function, void *context) {
     int code;
-    if (run_ranks(&s, window_bytes, main_function, context) == STATUS_OK) {
-        code = exit_code(&s);
+    s->kill_time = INFINITY;
+    if (run_ranks(s, window_bytes, main_function, context) == STATUS_OK) {
+        code = exit_code(s);
     } else {
         launch_print_error("%s", error_message());
         code = STATUS_ERROR;
     }
-    free(s.ending);
-    free(s.process);
-    comm_shared_memory_free(s.memory);
+    free(s->ending);
+    free(s->process);
+    comm_shared_memory_free(s->memory);
     return code;
+}
+
+int launch_local(int ranks, bool supervised, size_t window_bytes, double grace_seconds,
+    launch_main main_function, void *context) {
+    if (ranks == 1 && !supervised) {
+        struct launch_rank self = {0, 1, 0, 1, NULL, 0};
+        return main_function(&self, context);
+    }
+    struct supervisor s = {.grace_seconds = grace_seconds, .ranks = ranks};
+    return run_supervised(&s, window_bytes, main_function, context);
+}
+
+int launch_placed(const struct launch_place *place, bool supervised, double grace_seconds,
+    launch_main main_function, void *context) {
+    if (!supervised) {
+        struct launch_rank self = placed_rank(place, NULL);
+        return main_function(&self, context);
+    }
+    struct supervisor s = {.grace_seconds = grace_seconds, .ranks = 1, .place = place};
+    return run_supervised(&s, 0, main_function, context);
 }

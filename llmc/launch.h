@@ -1,7 +1,7 @@
 /* Starting ranks. `train_gpt --ranks 8` forks its own on this machine; the first process stays behind as
    the supervisor: it forwards stop signals, notices a rank that ends badly, ends the others within
    seconds and says which rank it was. Under torchrun, Slurm or mpirun the environment says who this process
-   is.
+   is; it runs that one rank, and has a supervisor only where it may be restarted.
 
    A run that fails tells its cause once, in one line on stderr:
    - A rank that meets an error prints it if launch_first_failure() says that no other was before, and
@@ -22,7 +22,24 @@ struct launch_rank {
     int rank, ranks;                   /* in the whole run */
     int local_rank, local_ranks;       /* on this machine */
     struct comm_shared_memory *shared; /* NULL if the rank was not forked here */
+    int seat;                          /* its number among those forked here */
 };
+
+/* What the environment says of this process. */
+struct launch_place {
+    int ranks; /* 0: nothing, or that it is alone */
+    int rank, local_rank, local_ranks;
+    const char *launcher; /* "torchrun", "Slurm", "mpirun", "the environment" */
+    char address[256];    /* where rank 0 is to be found */
+    int port;
+    char token[64]; /* what the ranks of one run have in common; "" if there is nothing */
+};
+
+/* From, in this order: RANK and WORLD_SIZE (torchrun, or set by hand), OMPI_COMM_WORLD_* (Open MPI), SLURM_* of a step
+   (srun). MASTER_ADDR and MASTER_PORT say where rank 0 is; Slurm's first host and a port from the job's number stand in
+   where they are not set, and this machine where mpirun started all ranks on it. FLASHGPT_TOKEN or the job's number is
+   the token. Errors: variables that are no numbers, contradict each other or miss a partner. */
+enum status launch_read_environment(struct launch_place *place);
 
 /* What a rank does; returns its exit code. */
 typedef int (*launch_main)(const struct launch_rank *rank, void *context);
@@ -35,6 +52,13 @@ typedef int (*launch_main)(const struct launch_rank *rank, void *context);
    ranks die too. Call it before the process has threads. */
 int launch_local(int ranks, bool supervised, size_t window_bytes, double grace_seconds,
     launch_main main_function, void *context);
+
+/* Runs main_function as the rank that the place says; with `supervised` in a process that is forked and watched, as above. */
+int launch_placed(const struct launch_place *place, bool supervised, double grace_seconds,
+    launch_main main_function, void *context);
+
+/* Called by a rank when it begins a step: what its supervisor says of its end names the step. */
+void launch_note_step(const struct launch_rank *rank, int64_t step);
 
 /* Called by a rank that failed, before it prints its error: true if it is the first of those forked here
    (or was not forked here), so that the error is its to print. Tells the other ranks. */

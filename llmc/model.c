@@ -187,7 +187,7 @@ static enum status allocate_buffers(struct model *m) {
     CHECK(b->memory_allocate(b, &m->parameters.data, parameter_bytes));
     CHECK(b->set_zero(b, m->parameters.data, parameter_bytes));
     if (!m->options.forward_only) {
-        size_t gradient_bytes = (size_t)m->layout.total * dtype_bytes(m->gradients.dtype);
+        size_t gradient_bytes = (size_t)model_gradient_elements(&m->layout, m->options.layer_gradients) * dtype_bytes(m->gradients.dtype);
         CHECK(b->memory_allocate(b, &m->gradients.data, gradient_bytes));
         CHECK(b->set_zero(b, m->gradients.data, gradient_bytes));
     }
@@ -249,6 +249,21 @@ struct tensor model_gradients(const struct model *m) {
     return m->gradients;
 }
 
+int64_t model_gradient_elements(const struct layout *layout, int layer_gradients) {
+    const struct bucket *once = &layout->bucket[0], *layer = &layout->bucket[1];
+    return layer_gradients == 0 ? layout->total : once->padded_count + layer_gradients * layer->padded_count;
+}
+
+struct tensor model_bucket_gradients(const struct model *m, int bucket) {
+    const struct bucket *of = &m->layout.bucket[bucket];
+    int buffers = m->options.layer_gradients;
+    int64_t offset = of->offset;
+    if (buffers > 0 && bucket > 0) { /* the layers' buffers follow bucket 0, all of a size */
+        offset = m->layout.bucket[1].offset + (bucket - 1) % buffers * of->padded_count;
+    }
+    return tensor_at(m->gradients, offset);
+}
+
 /* ---- initial values ---- */
 
 /* The part [begin, end) of the flat layout's tensor at `offset`, written where it falls into [first, first + count). */
@@ -302,7 +317,9 @@ static const void *parameter(const struct model *m, enum parameter_id id, int la
     return tensor_at(m->parameters, layout_offset(&m->layout, &m->options.config, id, layer)).data;
 }
 static struct tensor gradient(const struct model *m, enum parameter_id id, int layer) {
-    return tensor_at(m->gradients, layout_offset(&m->layout, &m->options.config, id, layer));
+    int bucket = parameter_table[id].per_layer ? layer + 1 : 0;
+    return tensor_at(model_bucket_gradients(m, bucket),
+        layout_offset(&m->layout, &m->options.config, id, layer) - m->layout.bucket[bucket].offset);
 }
 
 static enum status call_hook(enum status (*hook)(void *context, int bucket), void *context, int bucket) {
@@ -310,6 +327,9 @@ static enum status call_hook(enum status (*hook)(void *context, int bucket), voi
 }
 static enum status before_parameters(const struct model_hooks *hooks, int bucket) {
     return hooks != NULL ? call_hook(hooks->before_parameters, hooks->context, bucket) : STATUS_OK;
+}
+static enum status before_gradients(const struct model_hooks *hooks, int bucket) {
+    return hooks != NULL ? call_hook(hooks->before_gradients, hooks->context, bucket) : STATUS_OK;
 }
 static enum status gradients_ready(const struct model_hooks *hooks, int bucket) {
     return hooks != NULL ? call_hook(hooks->gradients_ready, hooks->context, bucket) : STATUS_OK;
@@ -495,12 +515,14 @@ enum status model_forward_backward(struct model *m, const int32_t *tokens, const
     const struct model_config *c = &m->options.config;
     int64_t rows = (int64_t)batch * seq_len;
     CHECK(forward(m, tokens, batch, seq_len, hooks));
+    CHECK(before_gradients(hooks, 0));
     CHECK(head(m, targets, rows, loss_sum, true, d_loss, accumulate));
     CHECK(b->layernorm_backward(b, m->buffers[D_RESIDUAL], gradient(m, FINAL_NORM_WEIGHT, 0),
         gradient(m, FINAL_NORM_BIAS, 0), m->buffers[D_BRANCH], m->buffers[FINAL_RESIDUAL],
         parameter(m, FINAL_NORM_WEIGHT, 0), m->buffers[FINAL_NORM_MEAN], m->buffers[FINAL_NORM_RSTD], rows,
         c->channels, false, accumulate));
     for (int l = c->layers - 1; l >= 0; l--) {
+        CHECK(before_gradients(hooks, l + 1));
         CHECK(block_backward(m, l, batch, seq_len, accumulate));
         CHECK(gradients_ready(hooks, l + 1));
     }

@@ -101,15 +101,17 @@ struct model_options {
     int seq_len;     /* most tokens of a sequence, at most config.seq_len; 0: config.seq_len */
     enum recompute recompute;
     enum dtype gradient_dtype;
+    int layer_gradients;  /* buffers in which the layers' gradients take turns; 0: each layer has its own */
     int64_t logits_bytes; /* most that one chunk of logits may take */
     int ranks;            /* for the layout's padding */
     bool forward_only; /* no gradients, nothing kept for backward: model_loss and model_token_losses alone */
 };
 
-/* Called by forward before a bucket's parameters are read, and by backward when a bucket's gradients are final for
-   this micro-step. Either may be NULL. */
+/* Called by forward before a bucket's parameters are read, by backward before a bucket's gradients are written and when
+   they are final for this micro-step. Each may be NULL. */
 struct model_hooks {
     enum status (*before_parameters)(void *context, int bucket);
+    enum status (*before_gradients)(void *context, int bucket);
     enum status (*gradients_ready)(void *context, int bucket);
     void *context;
 };
@@ -178,7 +180,11 @@ const struct model_config *model_get_config(const struct model *model);
 const struct layout *model_get_layout(const struct model *model);
 struct backend *model_get_backend(const struct model *model);
 struct tensor model_parameters(const struct model *model); /* the flat buffer, layout->total elements */
-struct tensor model_gradients(const struct model *model);
+struct tensor model_gradients(const struct model *model);  /* all; laid out alike if layers have their own */
+/* Where a bucket's gradients are: padded_count elements. */
+struct tensor model_bucket_gradients(const struct model *model, int bucket);
+/* Elements of all gradients; layer_gradients as in struct model_options. */
+int64_t model_gradient_elements(const struct layout *layout, int layer_gradients);
 
 /* Initial values by the table: N(0, 0.02), residual projections by 1/sqrt(2L) smaller, LayerNorm 1, biases and padding
    0. They depend on the seed alone. `out` has the flat layout in any float dtype (the parameters, or fp32 masters):

@@ -1,12 +1,14 @@
 /* How a step goes, per bucket (a layer, or what exists once):
 
      backward of the last micro-step   the bucket's gradients start their reduction as soon as they are final
+                                       (ZeRO 2: of every micro-step; the own shard of the sum is added up before the
+                                       bucket's buffer serves another layer)
      norm                              every rank squares its shard of each bucket; one all-reduce of two numbers
      control block                     loss, norm, clip factor and "apply or skip", on the device
      AdamW                             ZeRO 0: the whole bucket; ZeRO 1: the own shard, then its all-gather starts
      next forward                      waits for each bucket's gather just before it reads the bucket
 
-   Shards are the same pieces of buckets in both stages, so that the norm, and with it every bit of the result, does
+   Shards are the same pieces of buckets in all stages, so that the norm, and with it every bit of the result, does
    not depend on the stage. */
 #include "optimizer.h"
 
@@ -52,8 +54,14 @@ void optimizer_shard(const struct optimizer *o, int bucket, int64_t *first, int6
 static struct tensor parameters_at(const struct optimizer *o, int bucket, int64_t index) {
     return tensor_at(model_parameters(o->model), get_bucket(o, bucket)->offset + index);
 }
-static struct tensor gradients_at(const struct optimizer *o, int bucket, int64_t index) {
-    return tensor_at(model_gradients(o->model), get_bucket(o, bucket)->offset + index);
+/* Of this step and all ranks, within what optimizer_shard gives, once the reduction is collected. */
+static struct tensor reduced_gradients_at(const struct optimizer *o, int bucket, int64_t index) {
+    if (o->gradient_shards.data == NULL) {
+        return tensor_at(model_bucket_gradients(o->model, bucket), index);
+    }
+    int64_t first, count;
+    optimizer_shard(o, bucket, &first, &count);
+    return tensor_at(o->gradient_shards, o->state_offset[bucket] + index - first);
 }
 
 /* ---- life ---- */
@@ -66,9 +74,21 @@ static enum status allocate_state(struct optimizer *o, struct tensor *out, enum 
     return b->set_zero(b, out->data, bytes);
 }
 
+/* Two, so that one bucket is converted while another is on its way; bucket 0 is the largest or a layer is. */
+static enum status allocate_wires(struct optimizer *o) {
+    int64_t largest = max_i64(get_bucket(o, 0)->padded_count, get_bucket(o, 1)->padded_count);
+    for (int i = 0; i < 2; i++) {
+        o->wire[i].dtype = o->options.reduce_dtype;
+        CHECK(o->backend->memory_allocate(
+            o->backend, &o->wire[i].data, (size_t)largest * dtype_bytes(o->options.reduce_dtype)));
+    }
+    return STATUS_OK;
+}
+
 static enum status allocate_all(struct optimizer *o) {
     struct backend *b = o->backend;
     CHECK(ALLOCATE(o->state_offset, bucket_count(o)));
+    CHECK(ALLOCATE(o->reductions, bucket_count(o)));
     for (int i = 0; i < bucket_count(o); i++) {
         int64_t first, count;
         optimizer_shard(o, i, &first, &count);
@@ -80,10 +100,20 @@ static enum status allocate_all(struct optimizer *o) {
     if (has_masters(o)) {
         CHECK(allocate_state(o, &o->master, b->profile.master_dtype));
     }
+    if (o->options.zero_stage == 2) {
+        CHECK(allocate_state(o, &o->gradient_shards, model_gradients(o->model).dtype));
+    }
+    if (optimizer_narrows(o->options.reduce_dtype, model_gradients(o->model).dtype, o->comm->ranks)) {
+        CHECK(allocate_wires(o));
+    }
     CHECK(b->memory_allocate(b, &o->staging, OPTIMIZER_STAGING_ELEMENTS * sizeof(float)));
     size_t control_bytes = CONTROL_COUNT * dtype_bytes(b->profile.statistic_dtype);
     CHECK(b->memory_allocate(b, &o->control, control_bytes));
     return b->set_zero(b, o->control, control_bytes);
+}
+
+bool optimizer_narrows(enum dtype reduce_dtype, enum dtype gradient_dtype, int ranks) {
+    return ranks > 1 && dtype_bytes(reduce_dtype) < dtype_bytes(gradient_dtype);
 }
 
 enum status optimizer_create(
@@ -113,8 +143,13 @@ void optimizer_free(struct optimizer *o) {
     o->backend->memory_free(o->backend, o->control);
     o->backend->memory_free(o->backend, o->staging);
     o->backend->memory_free(o->backend, o->master.data);
+    for (int i = 0; i < 2; i++) {
+        o->backend->memory_free(o->backend, o->wire[i].data);
+    }
+    o->backend->memory_free(o->backend, o->gradient_shards.data);
     o->backend->memory_free(o->backend, o->second_moment.data);
     o->backend->memory_free(o->backend, o->first_moment.data);
+    free(o->reductions);
     free(o->state_offset);
     free(o);
 }
@@ -143,6 +178,9 @@ void *optimizer_loss_sum(const struct optimizer *o) {
 }
 
 enum status optimizer_begin_step(struct optimizer *o) {
+    for (int i = 0; i < bucket_count(o); i++) {
+        o->reductions[i].summed = false;
+    }
     struct tensor sums = {control_at(o, CONTROL_LOSS_SUM), o->backend->profile.statistic_dtype};
     return o->backend->fill(o->backend, sums, 0.0, CONTROL_NORM_SQUARED - CONTROL_LOSS_SUM + 1);
 }
@@ -152,20 +190,76 @@ static enum status wait_for_gather(void *context, int bucket) {
     return o->comm->wait(o->comm, gather_slot(bucket));
 }
 
+/* Makes the compute stream wait for a bucket's reduction, and puts the sum where reduced_gradients_at finds it. */
+static enum status collect(struct optimizer *o, int bucket) {
+    struct reduction *r = &o->reductions[bucket];
+    if (!r->running) {
+        return STATUS_OK;
+    }
+    r->running = false;
+    CHECK(o->comm->wait(o->comm, reduce_slot(bucket)));
+    struct tensor sum = model_bucket_gradients(o->model, bucket);
+    bool narrow = o->wire[0].data != NULL, sharded = o->gradient_shards.data != NULL;
+    if (!narrow && !sharded) {
+        return STATUS_OK; /* it is there */
+    }
+    int64_t first, count;
+    optimizer_shard(o, bucket, &first, &count);
+    sum = tensor_at(narrow ? o->wire[r->wire] : sum, first);
+    struct tensor to = reduced_gradients_at(o, bucket, first);
+    bool add = sharded && r->summed;
+    r->summed = true;
+    return add ? o->backend->add(o->backend, to, sum, count)
+               : o->backend->convert(o->backend, to, sum, count);
+}
+
+/* Of all buckets whose sums lie in this buffer. */
+static enum status collect_from(struct optimizer *o, const void *buffer) {
+    for (int i = 0; i < bucket_count(o); i++) {
+        const struct reduction *r = &o->reductions[i];
+        if (r->running && (model_bucket_gradients(o->model, i).data == buffer ||
+                              (o->wire[0].data != NULL && o->wire[r->wire].data == buffer))) {
+            CHECK(collect(o, i));
+        }
+    }
+    return STATUS_OK;
+}
+
+static enum status free_gradients(void *context, int bucket) {
+    struct optimizer *o = (struct optimizer *)context;
+    return collect_from(o, model_bucket_gradients(o->model, bucket).data);
+}
+
 static enum status start_reduction(void *context, int bucket) {
     struct optimizer *o = (struct optimizer *)context;
     const struct bucket *k = get_bucket(o, bucket);
-    struct tensor gradients = gradients_at(o, bucket, 0);
+    struct reduction *r = &o->reductions[bucket];
+    struct tensor gradients = model_bucket_gradients(o->model, bucket);
+    if (o->wire[0].data != NULL) {
+        r->wire = o->next_wire;
+        o->next_wire = 1 - o->next_wire;
+        CHECK(collect_from(o, o->wire[r->wire].data));
+        CHECK(o->backend->convert(o->backend, o->wire[r->wire], gradients, k->padded_count));
+        gradients = o->wire[r->wire];
+    }
+    r->running = true;
     if (o->options.zero_stage == 0) {
         return o->comm->all_reduce(o->comm, gradients, k->padded_count, COMM_SUM, reduce_slot(bucket));
     }
     return o->comm->reduce_scatter(o->comm, gradients, k->padded_count / o->comm->ranks, reduce_slot(bucket));
 }
 
+bool optimizer_accumulates(const struct optimizer *o, bool first_micro_step) {
+    return !first_micro_step && o->options.zero_stage < 2;
+}
+
 struct model_hooks optimizer_hooks(struct optimizer *o, bool last_micro_step) {
-    bool alone = o->comm->ranks == 1;
-    struct model_hooks hooks = {
-        alone ? NULL : wait_for_gather, alone || !last_micro_step ? NULL : start_reduction, o};
+    struct model_hooks hooks = {NULL, NULL, NULL, o};
+    if (o->comm->ranks > 1) {
+        hooks.before_parameters = wait_for_gather;
+        hooks.before_gradients = free_gradients;
+        hooks.gradients_ready = last_micro_step || o->options.zero_stage == 2 ? start_reduction : NULL;
+    }
     return hooks;
 }
 
@@ -188,7 +282,7 @@ static enum status update_bucket(struct optimizer *o, int bucket, const struct a
         void *master = has_masters(o) ? tensor_at(o->master, state).data : NULL;
         CHECK(o->backend->adamw(o->backend, parameters_at(o, bucket, first).data, master,
             tensor_at(o->first_moment, state).data, tensor_at(o->second_moment, state).data,
-            gradients_at(o, bucket, first), count, decay_count, adamw, o->control, seed));
+            reduced_gradients_at(o, bucket, first), count, decay_count, adamw, o->control, seed));
     }
     if (o->options.zero_stage == 0) {
         return STATUS_OK;
@@ -200,13 +294,16 @@ static enum status update_bucket(struct optimizer *o, int bucket, const struct a
 enum status optimizer_step(
     struct optimizer *o, double learning_rate, double tokens, double loss_limit, double norm_limit) {
     struct backend *b = o->backend;
-    for (int i = 0; i < bucket_count(o); i++) {
+    CHECK(b->mark(b, MARK_BACKWARD_DONE));
+    for (int i = bucket_count(o) - 1; i >= 0; i--) { /* in the order in which backward started them */
         int64_t first, count;
         rank_piece(o, i, &first, &count);
-        CHECK(o->comm->wait(o->comm, reduce_slot(i)));
-        CHECK(b->sum_squares(b, control_at(o, CONTROL_NORM_SQUARED), gradients_at(o, i, first), count));
+        CHECK(collect(o, i));
+        CHECK(
+            b->sum_squares(b, control_at(o, CONTROL_NORM_SQUARED), reduced_gradients_at(o, i, first), count));
     }
     CHECK(reduce_control(o));
+    CHECK(b->mark(b, MARK_STEP_AGREED));
     struct adamw_options adamw = o->options.adamw;
     adamw.learning_rate = learning_rate;
     struct step_limits limits = {tokens, o->options.clip, loss_limit, norm_limit, adamw.beta1, adamw.beta2};
@@ -220,6 +317,11 @@ enum status optimizer_step(
 enum status optimizer_result(struct optimizer *o, struct step_result *result) {
     double control[CONTROL_COUNT];
     CHECK(backend_read_statistics(o->backend, o->control, CONTROL_COUNT, control));
+    CHECK(o->comm->wait(o->comm, control_slot(o))); /* if a rank was lost meanwhile the values are none */
+    result->wait_ms = 0.0;
+    if (o->comm->ranks > 1) {
+        CHECK(o->backend->elapsed(o->backend, MARK_BACKWARD_DONE, MARK_STEP_AGREED, &result->wait_ms));
+    }
     result->loss = control[CONTROL_LOSS];
     result->norm = control[CONTROL_NORM];
     result->applied = control[CONTROL_APPLY] > 0.0;

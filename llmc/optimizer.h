@@ -1,7 +1,8 @@
 /* AdamW over the model's buckets, with the gradients' journey between ranks: ZeRO 0 all-reduces gradients and
    every rank updates everything; ZeRO 1 reduce-scatters them, every rank updates its shard of each bucket and the
-   shards are all-gathered (Rajbhandari et al., "ZeRO", SC 2020). Loss, norm, clipping and the decision to skip
-   happen in the backend's control block. */
+   shards are all-gathered; ZeRO 2 reduce-scatters in every micro-step and keeps of the gradients the own shards
+   alone (Rajbhandari et al., "ZeRO", SC 2020). Loss, norm, clipping and the decision to skip happen in the backend's
+   control block. */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
 
@@ -15,8 +16,12 @@ extern "C" {
 /* fp32 elements of the staging buffer through which checkpoints pass. */
 enum { OPTIMIZER_STAGING_ELEMENTS = 1 << 22 };
 
+/* What ZeRO 2 asks of the model (model_options.layer_gradients): one buffer is reduced while the next is written. */
+enum { ZERO2_LAYER_GRADIENTS = 2 };
+
 struct optimizer_options {
-    int zero_stage;             /* 0 or 1 */
+    int zero_stage;             /* 0, 1 or 2; one rank alone has 0 */
+    enum dtype reduce_dtype;    /* of gradients between ranks, where it is smaller than their own */
     struct adamw_options adamw; /* learning_rate is set per step */
     double clip;
     uint64_t stochastic_seed; /* 0: round to nearest */
@@ -33,6 +38,15 @@ struct optimizer {
     int64_t state_total;
     struct tensor master; /* data NULL: the parameters are their own masters */
     struct tensor first_moment, second_moment;
+    struct tensor
+        gradient_shards; /* ZeRO 2: sums over the micro-steps so far, laid out like the moments; else NULL */
+    struct tensor wire[2]; /* gradients in reduce_dtype on their way; data NULL: they go as they are */
+    int next_wire;
+    /* Of each bucket: is its reduction on the way, through which wire, and do gradient_shards hold a sum of this step? */
+    struct reduction {
+        bool running, summed;
+        int wire;
+    } * reductions;
     void *control; /* CONTROL_COUNT elements of statistic dtype */
     void *staging; /* fp32, for checkpoints */
 };
@@ -40,12 +54,16 @@ struct optimizer {
 struct step_result {
     double loss, norm;
     bool applied;
+    double wait_ms; /* from this rank's last gradient until all ranks agreed on the norm; 0 for one rank */
     int64_t optimizer_step; /* applied steps so far */
 };
 
 enum status optimizer_create(
     struct optimizer **out, struct model *model, struct comm *comm, const struct optimizer_options *options);
 void optimizer_free(struct optimizer *optimizer);
+
+/* Do gradients go between ranks through buffers of a smaller type? */
+bool optimizer_narrows(enum dtype reduce_dtype, enum dtype gradient_dtype, int ranks);
 
 /* This rank's part of bucket b, relative to the bucket. */
 void optimizer_shard(const struct optimizer *optimizer, int bucket, int64_t *first, int64_t *count);
@@ -57,7 +75,10 @@ void *optimizer_loss_sum(const struct optimizer *optimizer);
 
 /* Before a step's first micro-step. */
 enum status optimizer_begin_step(struct optimizer *optimizer);
-/* Hooks for a micro-step: wait for gathered parameters; in the last micro-step start each bucket's reduction. */
+/* Are a micro-step's gradients to be added to those of the ones before it? */
+bool optimizer_accumulates(const struct optimizer *optimizer, bool first_micro_step);
+/* Hooks for a micro-step: wait for gathered parameters; start each bucket's reduction, in the last micro-step or (ZeRO 2)
+   in every. */
 struct model_hooks optimizer_hooks(struct optimizer *optimizer, bool last_micro_step);
 /* After the last micro-step: norm, decision, AdamW, gather. */
 enum status optimizer_step(

@@ -575,7 +575,8 @@ static enum status check_divides(const char *part_name, int64_t part, const char
 }
 
 static enum status check_global_batch(const struct options *o) {
-    int64_t least = o->ranks * o->micro_batch * o->seq_len;
+    int64_t ranks = max_i64(o->ranks, 1);
+    int64_t least = ranks * o->micro_batch * o->seq_len;
     if (o->global_batch % least == 0) {
         return STATUS_OK;
     }
@@ -583,7 +584,7 @@ static enum status check_global_batch(const struct options *o) {
     return fail(
         "--global-batch %lld is not a multiple of the %lld tokens of --ranks %lld x --micro-batch %lld x "
         "--seq-len %lld; %lld and %lld are",
-        (long long)o->global_batch, (long long)least, (long long)o->ranks, (long long)o->micro_batch,
+        (long long)o->global_batch, (long long)least, (long long)ranks, (long long)o->micro_batch,
         (long long)o->seq_len, (long long)below, (long long)(below + least));
 }
 

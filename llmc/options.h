@@ -71,8 +71,11 @@ struct options {
     /* device */
     char *device;             /* auto cpu cuda */
     int64_t threads;          /* CPU threads a rank; 0: cores / ranks */
-    int64_t ranks;            /* on this machine */
-    int64_t zero;             /* 0 or 1; -1: 1 when there are several ranks */
+    int64_t ranks;            /* 0: the program chooses */
+    int64_t zero;             /* 0, 1 or 2; -1: 1 when there are several ranks */
+    char *reduce_dtype;       /* fp32 bf16 */
+    int64_t comm_ctas;        /* 0: NCCL's choice */
+    bool deterministic;       /* NCCL's algorithm */
     char *recompute;          /* none gelu layernorm block */
     char *grad_dtype;         /* fp32 bf16 (CUDA) */
     bool autotune;            /* of matrix products */
@@ -104,7 +107,7 @@ enum status options_take_shape(struct options *options, int layers, int channels
     int positions, int vocab_size);
 /* Of parsed options: every value in its range and the relations that need no file: heads divide channels, kv_heads
    divide heads, the global batch is a multiple of ranks * micro_batch * seq_len, ... One line names option and remedy.
-   options->ranks must be the run's, also where the environment decides it. */
+   options->ranks 0 counts as 1: check again when it is known. */
 enum status options_check(const struct options *options);
 /* Is it not a training run, but the use of a trained model: --generate, --evaluate or --export? */
 bool options_use_model(const struct options *options);

@@ -144,10 +144,20 @@ const struct option option_table[] = {
 
     {"device", DEVICE, false, CHOICE_OF(device, "auto", "auto cpu cuda"),
         .help = "auto: cuda where there is a GPU"},
-    {"ranks", DEVICE, false, INTEGER_OF(ranks, 1, 1, 4096), .unit = "N",
-        .help = "processes on this machine, one GPU each"},
-    {"zero", DEVICE, false, INTEGER_OF(zero, -1, -1, 1), .unit = "STAGE", .shown = "-1: 1 for several ranks",
-        .help = "1: ranks share the optimizer's memory; 0: each has all of it"},
+    {"ranks", DEVICE, false, INTEGER_OF(ranks, 0, 0, 4096), .unit = "N",
+        .shown = "0: all GPUs of this machine that --global-batch can be divided among; 1 on the CPU",
+        .help = "processes that this program starts, one GPU each; under torchrun, Slurm or mpirun, or with "
+                "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, each is started from outside"},
+    {"zero", DEVICE, false, INTEGER_OF(zero, -1, -1, 2), .unit = "STAGE", .shown = "-1: 1 for several ranks",
+        .help = "what ranks share instead of each having all of it: 1: the optimizer's memory; 2: that of "
+                "gradients as well, which then travel in every micro-step; 0: nothing"},
+    {"reduce-dtype", DEVICE, false, CHOICE_OF(reduce_dtype, "fp32", "fp32 bf16"),
+        .help = "gradients between ranks; bf16 halves what travels, for slow networks, and loses precision"},
+    {"comm-ctas", DEVICE, false, INTEGER_OF(comm_ctas, 0, 0, 64), .unit = "N", .shown = "0: NCCL's choice",
+        .help = "thread blocks, each on an SM of its own, that move data between GPUs"},
+    {"deterministic", DEVICE, false, SWITCH_OF(deterministic, 0),
+        .help = "between GPUs one algorithm for all sizes, so that a run repeats bit by bit also where NCCL "
+                "would choose another; all else always does"},
     {"threads", DEVICE, false, INTEGER_OF(threads, 0, 0, 4096), .unit = "N", .shown = "0: cores / ranks",
         .help = "CPU threads of a rank"},
     {"recompute", DEVICE, false, CHOICE_OF(recompute, "none", "none gelu layernorm block"),
@@ -172,8 +182,8 @@ const struct option option_table[] = {
         .help = "measure where the time of so many steps goes, after two to warm up; prints a table"},
     {"peak-tflops", DEVICE, false, NUMBER_OF(peak_tflops, 0, 0, 1e6), .unit = "TFLOPS",
         .shown = "the GPU's by its name", .help = "dense bf16 peak that MFU is counted against"},
-    {"comm-timeout", DEVICE, false, NUMBER_OF(comm_timeout, 600, 1, 1e6), .unit = "SECONDS",
-        .help = "how long ranks wait for one of them before the run fails"},
+    {"comm-timeout", DEVICE, false, NUMBER_OF(comm_timeout, 120, 1, 1e6), .unit = "SECONDS",
+        .help = "how long ranks wait for one of them, at the start and in a step, before the run fails"},
     {"max-restarts", DEVICE, false, INTEGER_OF(max_restarts, 0, 0, 1e6), .unit = "N",
         .help = "start again from the newest checkpoint so many times when a rank dies"},
 };

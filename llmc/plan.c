@@ -27,21 +27,27 @@ enum status plan_make(struct plan *plan, const struct plan_options *options) {
     uint64_t elements = (uint64_t)layout.total;
     uint64_t states = options->zero_stage == 0 ? elements : elements / (uint64_t)model->ranks;
     plan->parameters = layout.parameters;
-    layout_free(&layout);
 
     plan->parameter_bytes = elements * dtype_bytes(device->parameter_dtype);
-    plan->gradient_bytes = elements * dtype_bytes(model->gradient_dtype);
+    uint64_t gradients = (uint64_t)model_gradient_elements(&layout, model->layer_gradients);
+    gradients += options->zero_stage == 2 ? states : 0;
+    plan->gradient_bytes = gradients * dtype_bytes(model->gradient_dtype);
+    if (optimizer_narrows(options->reduce_dtype, model->gradient_dtype, model->ranks)) {
+        uint64_t largest = (uint64_t)max_i64(layout.bucket[0].padded_count, layout.bucket[1].padded_count);
+        plan->wire_bytes = 2 * largest * dtype_bytes(options->reduce_dtype);
+    }
     plan->moment_bytes = states * 2 * dtype_bytes(device->statistic_dtype);
     plan->master_bytes =
         device->master_dtype == device->parameter_dtype ? 0 : states * dtype_bytes(device->master_dtype);
     plan->staging_bytes = OPTIMIZER_STAGING_ELEMENTS * sizeof(float);
     plan->decoder_bytes = options->samples ? decoder_bytes(&model->config, device, 1, model->seq_len) : 0;
-    plan->device_workspace_bytes = device->workspace_bytes;
+    layout_free(&layout);
+    plan->device_workspace_bytes = device->workspace_bytes + (model->ranks > 1 ? device->comm_bytes : 0);
     plan->group_bytes[BUFFER_PARAMETERS] = plan->parameter_bytes;
     plan->group_bytes[BUFFER_GRADIENTS] = plan->gradient_bytes;
     plan->group_bytes[BUFFER_OPTIMIZER] = plan->moment_bytes + plan->master_bytes;
     plan->group_bytes[BUFFER_WORKSPACE] =
-        plan->staging_bytes + plan->decoder_bytes + plan->device_workspace_bytes;
+        plan->staging_bytes + plan->decoder_bytes + plan->wire_bytes + plan->device_workspace_bytes;
     int seq_len = model->seq_len > 0 ? model->seq_len : model->config.seq_len;
     for (int id = 0; id < BUFFER_KINDS; id++) {
         size_t one = (size_t)round_up((int64_t)buffer_bytes((enum buffer_id)id, model, seq_len, device), 256);
@@ -92,7 +98,9 @@ void plan_print(FILE *out, const struct plan *plan, const struct plan_options *o
         model->ranks, model->ranks == 1 ? "" : "s", count, model->micro_batch, seq_len,
         recompute_names[model->recompute]);
     print_line(out, "parameters", plan->parameter_bytes, dtype_name(device->parameter_dtype));
-    print_line(out, "gradients", plan->gradient_bytes, dtype_name(model->gradient_dtype));
+    snprintf(remark, sizeof remark, "%s%s", dtype_name(model->gradient_dtype),
+        options->zero_stage == 2 ? ", ZeRO 2: this rank's, and those of two layers and the embeddings" : "");
+    print_line(out, "gradients", plan->gradient_bytes, remark);
     snprintf(remark, sizeof remark, "%s, ZeRO %d", dtype_name(device->statistic_dtype), options->zero_stage);
     print_line(out, "optimizer moments", plan->moment_bytes, remark);
     if (plan->master_bytes > 0) {
@@ -117,6 +125,9 @@ void plan_print(FILE *out, const struct plan *plan, const struct plan_options *o
         }
         if (g == BUFFER_WORKSPACE && plan->decoder_bytes > 0) {
             print_line(out, "  sampling", plan->decoder_bytes, "");
+        }
+        if (g == BUFFER_WORKSPACE && plan->wire_bytes > 0) {
+            print_line(out, "  gradients between ranks", plan->wire_bytes, dtype_name(options->reduce_dtype));
         }
         if (g == BUFFER_WORKSPACE && plan->device_workspace_bytes > 0) {
             print_line(out, "  device and libraries", plan->device_workspace_bytes, "");

@@ -14,13 +14,14 @@ struct plan_options {
     struct backend_profile device;
     int zero_stage;
     bool samples;          /* the run writes texts now and then, on its first rank */
-    uint64_t device_bytes; /* 0: unknown */
+    enum dtype reduce_dtype; /* as in struct optimizer_options */
+    uint64_t device_bytes;   /* 0: unknown */
 };
 
 struct plan {
     uint64_t buffer_bytes[BUFFER_KINDS]; /* all copies */
     uint64_t parameter_bytes, gradient_bytes, master_bytes, moment_bytes;
-    uint64_t staging_bytes, decoder_bytes, device_workspace_bytes;
+    uint64_t staging_bytes, decoder_bytes, wire_bytes, device_workspace_bytes;
     uint64_t group_bytes[BUFFER_GROUPS];
     uint64_t total_bytes;
     uint64_t sequence_bytes; /* what one more sequence in the micro-batch costs */

@@ -40,8 +40,8 @@ struct span {
     int row; /* marks 2 i and 2 i + 1 around it, i its place */
 };
 
-enum { SPANS = BACKEND_MARKS / 2 - 1 }; /* the last two marks: the step's */
-enum { STEP_BEGIN = BACKEND_MARKS - 2, STEP_END = BACKEND_MARKS - 1 };
+enum { SPANS = PROFILE_MARKS / 2 - 1 }; /* the last two marks: the step's */
+enum { STEP_BEGIN = PROFILE_MARKS - 2, STEP_END = PROFILE_MARKS - 1 };
 
 struct profile {
     struct backend outer; /* first: the ops find the profile through it */

@@ -64,6 +64,24 @@ static enum status convert(struct backend *b, struct tensor out, struct tensor i
     return STATUS_OK;
 }
 
+static enum status add(struct backend *b, struct tensor out, struct tensor in, int64_t count) {
+    CHECK(check_float(out));
+    CHECK(check_float(in));
+    use_threads(b);
+#pragma omp parallel for
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        double sum[BLOCK], block[BLOCK];
+        int64_t width = min_i64(BLOCK, count - first);
+        load_block(sum, tensor_at(out, first), width);
+        load_block(block, tensor_at(in, first), width);
+        for (int64_t i = 0; i < width; i++) {
+            sum[i] += block[i];
+        }
+        store_block(tensor_at(out, first), sum, width);
+    }
+    return STATUS_OK;
+}
+
 static enum status fill(struct backend *b, struct tensor out, double value, int64_t count) {
     CHECK(check_float(out));
     double block[BLOCK];
@@ -96,6 +114,7 @@ static enum status fill_normal(struct backend *b, struct tensor out, int64_t cou
 
 void random_install(struct backend *b) {
     b->convert = convert;
+    b->add = add;
     b->fill = fill;
     b->random_normal = fill_normal;
 }

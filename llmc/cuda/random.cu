@@ -68,6 +68,20 @@ static enum status convert(struct backend *b, struct tensor out, struct tensor i
     return launched("convert");
 }
 
+__global__ void add_kernel(struct tensor out, struct tensor in, int64_t count) {
+    write_each(out, count, [&](int64_t i) { return load(out, i) + load(in, i); });
+}
+
+static enum status add(struct backend *b, struct tensor out, struct tensor in, int64_t count) {
+    CHECK(check_dtype("add", out));
+    CHECK(check_dtype("add", in));
+    if (count == 0) {
+        return STATUS_OK;
+    }
+    add_kernel<<<blocks_for(count), THREADS, 0, b->state->stream>>>(out, in, count);
+    return launched("add");
+}
+
 __global__ void fill_kernel(struct tensor out, float value, int64_t count) {
     write_each(out, count, [&](int64_t) { return value; });
 }
@@ -100,6 +114,7 @@ static enum status fill_normal(struct backend *b, struct tensor out, int64_t cou
 
 void cuda_random_install(struct backend *b) {
     b->convert = convert;
+    b->add = add;
     b->fill = fill;
     b->random_normal = fill_normal;
 }
