@@ -9,7 +9,7 @@ static const char *const cpu_attention = "blocked";
 
 /* The CUDA context, cuBLASLt's workspace and the ops' scratch memory, as an H200 shows them. */
 static const size_t cuda_workspace_bytes = (size_t)690 << 20;
-static const size_t nccl_bytes = (size_t)400 << 20; /* NCCL's buffers and kernels */
+static const size_t nccl_bytes = (size_t)800 << 20; /* buffers and kernels of NCCL, as two H200s show them */
 
 static const struct backend_profile devices[] = {
     {.name = "cpu",

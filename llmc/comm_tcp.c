@@ -24,7 +24,7 @@
 
 enum { EXCHANGE_BYTES = 1 << 20, LEAST_PIECE_BYTES = 4096, CONTROL_BYTES = 16, LOOK_MS = 50 };
 static const double DECISION_SECONDS = 2; /* from the first report of a stall, for the others to come in */
-static const double ANSWER_SECONDS = 6;   /* for rank 0 to tell its decision */
+static const double ANSWER_SECONDS = 3;   /* that the others give rank 0 to say who was lost */
 
 enum frame_kind { FRAME_DATA, FRAME_LOST, FRAME_STALL, FRAME_FAREWELL };
 
@@ -236,12 +236,13 @@ static enum status receive(struct comm *c, const char *collective) {
     struct comm_state *s = c->state;
     struct pollfd *files = NULL;
     double waited = 0, before = time_seconds();
+    double patience = s->timeout_seconds + (c->rank == 0 ? 0 : ANSWER_SECONDS);
     CHECK(ALLOCATE(files, s->peer_count));
     for (;;) {
         pthread_mutex_lock(&s->lock);
         hear_all(s);
         int missing = missing_rank(s);
-        if (missing >= 0 && waited >= s->timeout_seconds) {
+        if (missing >= 0 && waited >= patience) {
             struct comm_loss late = {COMM_LOSS_LATE, missing, s->timeout_seconds};
             lose(s, late);
         }

@@ -375,7 +375,7 @@ static enum status open_loader(struct dataloader *loader) {
     loader->options.pattern = loader->options.option = NULL; /* the caller's, not ours to keep */
     loader->synthetic = strcmp(pattern, "synthetic") == 0;
     if (loader->synthetic) {
-        loader->windows = INT64_MAX;
+        loader->windows = DATALOADER_ENDLESS;
     } else {
         CHECK(find_shards(loader, pattern, option));
         CHECK(check_shards(loader, option, pattern));

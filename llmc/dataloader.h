@@ -28,6 +28,7 @@ struct dataloader_options {
 };
 
 #define DATALOADER_MAX_POSITION (INT64_C(1) << 62)
+#define DATALOADER_ENDLESS (INT64_C(1) << 52) /* a number that JSON holds exactly */
 
 struct dataloader;
 
@@ -35,8 +36,9 @@ struct dataloader;
    strings are not needed afterwards. */
 enum status dataloader_open(struct dataloader **out, const struct dataloader_options *options);
 void dataloader_close(struct dataloader *loader);
-int64_t dataloader_windows(const struct dataloader *loader); /* W, sequences an epoch; synthetic: INT64_MAX */
-int64_t dataloader_tokens(const struct dataloader *loader);  /* in all shards */
+/* W, sequences an epoch; synthetic: DATALOADER_ENDLESS */
+int64_t dataloader_windows(const struct dataloader *loader);
+int64_t dataloader_tokens(const struct dataloader *loader); /* in all shards */
 int dataloader_shards(const struct dataloader *loader);
 
 /* Position of the next call's first sequence over all ranks; a checkpoint keeps it. */

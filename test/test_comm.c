@@ -1,18 +1,23 @@
-/* Collectives over shared memory, by real processes: results against sums worked out here in double
+/* Collectives over shared memory and over TCP, by real processes: results against sums worked out here in double
    precision, bits across collectives and piece sizes, and what the ranks are told when one of them dies,
    stops or gives up. */
 #include "llmc/comm.h"
 #include "llmc/random.h"
+#include "llmc/rendezvous.h"
 #include "test.h"
 
+#include <arpa/inet.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { MAX_RANKS = 4 };
+
+static bool over_tcp; /* else shared memory: every test is run with both */
 
 /* ---- ranks as child processes ---- */
 
@@ -34,6 +39,28 @@ struct team {
     int ending[MAX_RANKS];
 };
 
+/* One that nobody has now; nobody is likely to take it before the ranks do. */
+static int free_port(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    int file = socket(AF_INET, SOCK_STREAM, 0);
+    EXPECT(bind(file, (struct sockaddr *)&address, size) == 0);
+    EXPECT(getsockname(file, (struct sockaddr *)&address, &size) == 0);
+    close(file);
+    return ntohs(address.sin_port);
+}
+
+static enum status join(struct comm **out, const struct team *team, int rank, int port) {
+    if (!over_tcp) {
+        return comm_shared_create(out, team->memory, rank, team->timeout_seconds);
+    }
+    if (team->ranks == 1) {
+        return comm_single_create(out);
+    }
+    struct rendezvous_options meeting = {"127.0.0.1", port, "test", rank, team->ranks, team->timeout_seconds};
+    return comm_tcp_create(out, &meeting);
+}
+
 typedef enum status (*rank_work)(struct comm *c, struct report *report, const void *context);
 
 static void team_start(struct team *team, int ranks, size_t window_bytes, double timeout_seconds,
@@ -43,6 +70,7 @@ static void team_start(struct team *team, int ranks, size_t window_bytes, double
     EXPECT(comm_shared_memory_create(&team->memory, ranks, window_bytes) == STATUS_OK);
     size_t bytes = MAX_RANKS * sizeof(struct report);
     team->reports = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int port = over_tcp ? free_port() : 0;
     fflush(stdout);
     for (int rank = 0; rank < ranks; rank++) {
         team->process[rank] = fork();
@@ -51,7 +79,7 @@ static void team_start(struct team *team, int ranks, size_t window_bytes, double
             struct comm *c;
             test_failures_in_this_ = 0;
             double start = time_seconds();
-            EXPECT(comm_shared_create(&c, team->memory, rank, timeout_seconds) == STATUS_OK);
+            EXPECT(join(&c, team, rank, port) == STATUS_OK);
             report->status = work(c, report, context);
             report->seconds = time_seconds() - start;
             if (report->status != STATUS_OK) {
@@ -162,7 +190,7 @@ static struct tensor own_elements(const struct comm *c, enum dtype dtype, int64_
 static void with_ranks_and_windows(rank_work work) {
     static const size_t windows[] = {1, 1000, 1 << 20};
     for (int ranks = 1; ranks <= MAX_RANKS; ranks++) {
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < (over_tcp ? 1 : 3); i++) {
             run_team(ranks, windows[i], work, NULL);
         }
     }
@@ -316,6 +344,46 @@ static void host_collectives_agree_on_every_rank(void) {
     with_ranks_and_windows(host_work);
 }
 
+/* More than goes in one piece over TCP, and not a multiple of it. */
+static enum status large_work(struct comm *c, struct report *report, const void *context) {
+    (void)report, (void)context;
+    enum { PART = 90001 };
+    int64_t count = PART * c->ranks;
+    struct tensor sums = own_elements(c, DTYPE_F64, count), moved = own_elements(c, DTYPE_F64, PART);
+    CHECK(c->reduce_scatter(c, sums, PART, 0));
+    CHECK(c->all_gather(c, sums, PART, 0));
+    CHECK(c->broadcast(c, moved, PART, c->ranks - 1, 0));
+    for (int64_t i = 0; i < count; i += 97) {
+        EXPECT_NEAR(get(sums, i), exact_sum(c->ranks, i), 4e-15 * largest_magnitude(c->ranks, i));
+        EXPECT(get(moved, i % PART) == element(c->ranks - 1, i % PART));
+    }
+    free(sums.data);
+    free(moved.data);
+    return STATUS_OK;
+}
+static void large_data_goes_in_pieces(void) {
+    run_team(3, 1 << 16, large_work, NULL);
+}
+
+/* Halves and quarters, which bf16 holds exactly. */
+static enum status bf16_work(struct comm *c, struct report *report, const void *context) {
+    (void)report, (void)context;
+    struct tensor data = new_tensor(DTYPE_BF16, 300);
+    uint16_t *bits = data.data;
+    for (int i = 0; i < 300; i++) {
+        bits[i] = float_to_bf16((float)(c->rank + 1) * (float)(i % 8) / 4);
+    }
+    CHECK(c->all_reduce(c, data, 300, COMM_SUM, 0));
+    for (int i = 0; i < 300; i++) {
+        EXPECT(bf16_to_float(bits[i]) == (float)(c->ranks * (c->ranks + 1) / 2) * (float)(i % 8) / 4);
+    }
+    free(data.data);
+    return STATUS_OK;
+}
+static void sums_of_bf16_are_right(void) {
+    with_ranks_and_windows(bf16_work);
+}
+
 /* ---- bits ---- */
 
 static enum status same_bits_work(struct comm *c, struct report *report, const void *context) {
@@ -366,9 +434,9 @@ static void a_single_rank_keeps_its_data(void) {
 
 static enum status refusals_work(struct comm *c, struct report *report, const void *context) {
     (void)report, (void)context;
-    struct tensor data = new_tensor(DTYPE_BF16, 8);
+    struct tensor data = new_tensor(DTYPE_I32, 8);
     EXPECT(c->all_reduce(c, data, 4, COMM_SUM, 0) == STATUS_ERROR);
-    EXPECT_CONTAINS(error_message(), "BF16");
+    EXPECT_CONTAINS(error_message(), "I32");
     EXPECT(c->reduce_scatter(c, data, 4, 0) == STATUS_ERROR);
     EXPECT(c->broadcast(c, data, 4, 2, 0) == STATUS_ERROR);
     free(data.data);
@@ -380,6 +448,9 @@ static void what_it_cannot_do_is_refused_in_words(void) {
     struct comm *c;
     EXPECT(comm_shared_create(&c, team.memory, 2, 5) == STATUS_ERROR);
     EXPECT_STRING(error_message(), "rank 2 of 2: must be 0 to 1");
+    struct rendezvous_options meeting = {"127.0.0.1", 1, "", 2, 2, 1};
+    EXPECT(comm_tcp_create(&c, &meeting) == STATUS_ERROR);
+    EXPECT_STRING(error_message(), "rank 2 of 2: there must be 2 to 4096, counted from 0");
     team_wait(&team);
     EXPECT_STRING(team.reports[0].message, "seen");
     team_free(&team);
@@ -466,7 +537,7 @@ static void a_stopped_rank_is_late_after_the_timeout(void) {
     double seconds = time_seconds() - start;
     EXPECT(seconds > 0.9 && seconds < 6);
     struct comm_loss loss = comm_shared_memory_loss(team.memory);
-    EXPECT(loss.kind == COMM_LOSS_LATE && loss.rank == 1 && loss.seconds == 1);
+    EXPECT(over_tcp || (loss.kind == COMM_LOSS_LATE && loss.rank == 1 && loss.seconds == 1));
     /* come back to life, it learns that the others have given it up */
     kill(team.process[1], SIGCONT);
     EXPECT(waitpid(team.process[1], &ending, 0) == team.process[1]);
@@ -530,9 +601,117 @@ static void a_rank_that_aborts_ends_the_others_at_once(void) {
         EXPECT(team.reports[rank].status == (rank == 1 ? STATUS_ERROR : STATUS_PEER_LOST));
         EXPECT_CONTAINS(team.reports[rank].message, rank == 1 ? "disk full" : "rank 1 failed; rank ");
     }
-    struct comm_loss later = {COMM_LOSS_DIED, 2, 0};
-    EXPECT(!comm_shared_memory_mark_lost(team.memory, later));
-    EXPECT(comm_shared_memory_loss(team.memory).rank == 1);
+    if (!over_tcp) {
+        struct comm_loss later = {COMM_LOSS_DIED, 2, 0};
+        EXPECT(!comm_shared_memory_mark_lost(team.memory, later));
+        EXPECT(comm_shared_memory_loss(team.memory).rank == 1);
+    }
+    team_free(&team);
+}
+
+/* ---- what a communicator beside this one asks ---- */
+
+/* Rank 1 has started fewer collectives than the others and says nothing; with `context` all have started as many. */
+static enum status stalled_work(struct comm *c, struct report *report, const void *context) {
+    bool behind = c->rank == 1 && context == NULL;
+    c->tell_progress(c, behind ? 9 : 10);
+    CHECK(c->barrier(c));
+    CHECK(c->check_peers(c));
+    report->rounds = 1;
+    if (!behind) {
+        return c->report_stall(c, 4);
+    }
+    for (;;) {
+        CHECK(c->check_peers(c));
+        usleep(10000);
+    }
+}
+static void of_a_stalled_collective_the_rank_that_started_fewest_is_told_late(void) {
+    struct team team;
+    team_start(&team, 3, 1024, 30, stalled_work, NULL);
+    team_wait(&team);
+    for (int rank = 0; rank < 3; rank++) {
+        EXPECT(team.reports[rank].status == STATUS_PEER_LOST && team.reports[rank].seconds < 6);
+        EXPECT_CONTAINS(team.reports[rank].message, "rank 1 did not arrive within 4 s; rank ");
+    }
+    team_free(&team);
+}
+static void a_collective_that_stalls_with_all_ranks_there_is_told_as_that(void) {
+    struct team team;
+    team_start(&team, 3, 1024, 30, stalled_work, "all");
+    team_wait(&team);
+    for (int rank = 0; rank < 3; rank++) {
+        EXPECT(team.reports[rank].status == STATUS_PEER_LOST);
+        EXPECT_CONTAINS(team.reports[rank].message, "all ranks came to a collective that did not end");
+    }
+    team_free(&team);
+}
+
+static enum status first_rank_sleeps_work(struct comm *c, struct report *report, const void *context) {
+    (void)report, (void)context;
+    c->tell_progress(c, c->rank == 0 ? 9 : 10);
+    CHECK(c->barrier(c));
+    if (c->rank == 0) {
+        usleep(5000000);
+        return STATUS_OK;
+    }
+    return c->report_stall(c, 4);
+}
+static void of_a_stalled_collective_the_first_rank_is_told_late_though_it_is_silent(void) {
+    struct team team;
+    team_start(&team, 3, 1024, 30, first_rank_sleeps_work, NULL);
+    team_wait(&team);
+    for (int rank = 1; rank < 3; rank++) {
+        EXPECT(team.reports[rank].status == STATUS_PEER_LOST && team.reports[rank].seconds < 4.5);
+        EXPECT_CONTAINS(team.reports[rank].message, "rank 0 did not arrive within 4 s; rank ");
+    }
+    team_free(&team);
+}
+
+/* The watchdog's look while the rank is in collectives. */
+static enum status peers_work(struct comm *c, struct report *report, const void *context) {
+    (void)context;
+    for (int i = 0; i < 20; i++) {
+        CHECK(c->check_peers(c));
+        double value = c->rank;
+        CHECK(c->host_all_reduce(c, &value, 1, COMM_SUM));
+        EXPECT(value == 3);
+        usleep(1000);
+    }
+    report->rounds = 1;
+    for (;;) {
+        CHECK(c->check_peers(c));
+        usleep(10000);
+    }
+}
+static void looking_after_the_peers_disturbs_no_collective_and_notices_a_death(void) {
+    struct team team;
+    team_start(&team, 3, 1024, 30, peers_work, NULL);
+    wait_until_at_work(&team);
+    kill(team.process[2], SIGKILL);
+    double start = time_seconds();
+    team_wait(&team);
+    EXPECT(time_seconds() - start < 2);
+    for (int rank = 0; rank < 2; rank++) {
+        EXPECT(team.reports[rank].status == STATUS_PEER_LOST);
+        EXPECT_CONTAINS(team.reports[rank].message, "rank 2 died; rank ");
+    }
+    team_free(&team);
+}
+
+static enum status agreement_work(struct comm *c, struct report *report, const void *context) {
+    (void)report, (void)context;
+    EXPECT(comm_agree(c, STATUS_OK) == STATUS_OK);
+    return comm_agree(c, c->rank == 2 ? fail_as(STATUS_OUT_OF_MEMORY, "rank 2 is full") : STATUS_OK);
+}
+static void all_ranks_agree_on_the_failure_of_one(void) {
+    struct team team;
+    team_start(&team, 3, 1024, 30, agreement_work, NULL);
+    team_wait(&team);
+    for (int rank = 0; rank < 3; rank++) {
+        EXPECT(team.reports[rank].status == STATUS_OUT_OF_MEMORY);
+        EXPECT_STRING(team.reports[rank].message, "rank 2 is full");
+    }
     team_free(&team);
 }
 
@@ -565,13 +744,15 @@ static void a_waiting_rank_leaves_the_core_to_others(void) {
     run_team(4, 1024, idle_work, NULL);
 }
 
-int main(void) {
+static void run_all(void) {
     RUN(all_reduce_gives_the_sum_at_odd_counts_in_any_pieces);
     RUN(all_reduce_gives_maxima_and_minima_and_keeps_nan);
     RUN(reduce_scatter_leaves_every_rank_its_part_of_the_sum);
     RUN(all_gather_gives_every_rank_all_parts);
     RUN(broadcast_gives_every_rank_the_roots_values);
     RUN(host_collectives_agree_on_every_rank);
+    RUN(large_data_goes_in_pieces);
+    RUN(sums_of_bf16_are_right);
     RUN(all_reduce_and_reduce_scatter_add_in_rank_order_and_give_the_same_bits);
     RUN(a_single_rank_keeps_its_data);
     RUN(what_it_cannot_do_is_refused_in_words);
@@ -580,7 +761,20 @@ int main(void) {
     RUN(a_slow_rank_is_waited_for);
     RUN(a_pause_of_all_ranks_is_nobodys_delay);
     RUN(a_rank_that_aborts_ends_the_others_at_once);
+    RUN(of_a_stalled_collective_the_rank_that_started_fewest_is_told_late);
+    RUN(of_a_stalled_collective_the_first_rank_is_told_late_though_it_is_silent);
+    RUN(a_collective_that_stalls_with_all_ranks_there_is_told_as_that);
+    RUN(looking_after_the_peers_disturbs_no_collective_and_notices_a_death);
+    RUN(all_ranks_agree_on_the_failure_of_one);
     RUN(a_thousand_barriers_of_four_ranks_take_seconds_on_two_cores);
     RUN(a_waiting_rank_leaves_the_core_to_others);
+}
+
+int main(void) {
+    printf("  over shared memory\n");
+    run_all();
+    printf("  over TCP\n");
+    over_tcp = true;
+    run_all();
     return test_summary();
 }

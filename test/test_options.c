@@ -94,27 +94,27 @@ static void test_defaults_are_those_of_the_papers_and_everything_optional_is_off
     EXPECT_STRING(o.run_dir, "");
     EXPECT_STRING(o.device, "auto");
     EXPECT_STRING(o.recompute, "none");
-    EXPECT(o.ranks == 1 && o.zero == -1 && o.threads == 0 && o.max_restarts == 0 && o.peak_tflops == 0);
+    EXPECT(o.ranks == 0 && o.zero == -1 && o.threads == 0 && o.max_restarts == 0 && o.peak_tflops == 0);
     options_free(&o);
 }
 
 static void test_every_option_sets_its_own_field(void) {
     struct options o;
     EXPECT(options_init(&o) == STATUS_OK);
-    EXPECT(
-        PARSE(&o, "--run-dir", "a", "--resume", "--init-from", "b", "--seed", "1", "--plan", "--gpu", "h200",
-            "--dry-run", "--quiet", "--model", "gpt3-125m", "--layers", "2", "--channels", "30", "--heads",
-            "6", "--kv-heads", "3", "--seq-len", "4", "--vocab-size", "500", "--micro-batch", "5",
-            "--global-batch", "200", "--steps", "7", "--epochs", "0.5", "--learning-rate", "1e-4",
-            "--schedule", "wsd", "--warmup-steps", "8", "--decay-steps", "9", "--final-learning-rate", "0.25",
-            "--beta1", "0.8", "--beta2", "0.7", "--epsilon", "1e-6", "--weight-decay", "0.2", "--clip", "2.5",
-            "--max-skipped", "10", "--skip-loss-zscore", "4", "--skip-norm-zscore", "6", "--train-data", "c",
-            "--val-data", "d", "--no-shuffle", "--tokenizer", "bytes", "--eval-every", "11", "--eval-batches",
-            "12", "--sample-every", "13", "--sample-tokens", "14", "--sample-prompt", "e",
-            "--sample-temperature", "1.5", "--checkpoint-every", "15", "--keep", "16", "--keep-every", "17",
-            "--log-every", "18", "--device", "cpu", "--ranks", "19", "--zero", "1", "--threads", "20",
-            "--recompute", "block", "--grad-dtype", "bf16", "--attention", "fa2", "--logits-mib", "21",
-            "--peak-tflops", "312.5", "--comm-timeout", "22.5", "--max-restarts", "23") == STATUS_OK);
+    EXPECT(PARSE(&o, "--run-dir", "a", "--resume", "--init-from", "b", "--seed", "1", "--plan", "--gpu",
+               "h200", "--dry-run", "--quiet", "--model", "gpt3-125m", "--layers", "2", "--channels", "30",
+               "--heads", "6", "--kv-heads", "3", "--seq-len", "4", "--vocab-size", "500", "--micro-batch",
+               "5", "--global-batch", "200", "--steps", "7", "--epochs", "0.5", "--learning-rate", "1e-4",
+               "--schedule", "wsd", "--warmup-steps", "8", "--decay-steps", "9", "--final-learning-rate",
+               "0.25", "--beta1", "0.8", "--beta2", "0.7", "--epsilon", "1e-6", "--weight-decay", "0.2",
+               "--clip", "2.5", "--max-skipped", "10", "--skip-loss-zscore", "4", "--skip-norm-zscore", "6",
+               "--train-data", "c", "--val-data", "d", "--no-shuffle", "--tokenizer", "bytes", "--eval-every",
+               "11", "--eval-batches", "12", "--sample-every", "13", "--sample-tokens", "14",
+               "--sample-prompt", "e", "--sample-temperature", "1.5", "--checkpoint-every", "15", "--keep",
+               "16", "--keep-every", "17", "--log-every", "18", "--device", "cpu", "--ranks", "19", "--zero",
+               "1", "--threads", "20", "--recompute", "block", "--grad-dtype", "bf16", "--attention", "fa2",
+               "--logits-mib", "21", "--peak-tflops", "312.5", "--comm-timeout", "22.5", "--max-restarts",
+               "23", "--reduce-dtype", "bf16", "--comm-ctas", "24", "--deterministic") == STATUS_OK);
     EXPECT_STRING(o.run_dir, "a");
     EXPECT_STRING(o.init_from, "b");
     EXPECT_STRING(o.gpu, "h200");
@@ -138,7 +138,8 @@ static void test_every_option_sets_its_own_field(void) {
     EXPECT(o.epochs == 0.5 && o.learning_rate == 1e-4 && o.final_learning_rate == 0.25);
     EXPECT(o.beta1 == 0.8 && o.beta2 == 0.7 && o.epsilon == 1e-6 && o.weight_decay == 0.2 && o.clip == 2.5);
     EXPECT(o.skip_loss_zscore == 4 && o.skip_norm_zscore == 6 && o.sample_temperature == 1.5);
-    EXPECT(o.peak_tflops == 312.5 && o.comm_timeout == 22.5);
+    EXPECT(o.peak_tflops == 312.5 && o.comm_timeout == 22.5 && o.comm_ctas == 24 && o.deterministic);
+    EXPECT_STRING(o.reduce_dtype, "bf16");
     options_free(&o);
 }
 
@@ -217,9 +218,9 @@ static void test_numbers_are_decimal_and_finite(void) {
 static void test_values_out_of_range_are_refused_with_the_range(void) {
     EXPECT_REFUSED("--layers: -2 is out of range; allowed: 0 to 1024", "--layers", "-2");
     EXPECT_REFUSED("--layers: 1025 is out of range; allowed: 0 to 1024", "--layers", "1025");
-    EXPECT_REFUSED("--ranks: 0 is out of range; allowed: 1 to 4096", "--ranks", "0");
+    EXPECT_REFUSED("--ranks: 4097 is out of range; allowed: 0 to 4096", "--ranks", "4097");
     EXPECT_REFUSED("--vocab-size: 70000 is out of range; allowed: 0 to 65536", "--vocab-size", "70000");
-    EXPECT_REFUSED("--zero: 2 is out of range; allowed: -1 to 1", "--zero", "2");
+    EXPECT_REFUSED("--zero: 3 is out of range; allowed: -1 to 2", "--zero", "3");
     EXPECT_REFUSED("--steps: -1 is out of range; allowed: 0 or more, up to 2^53", "--steps", "-1");
     EXPECT_REFUSED("--beta1: 1.5 is out of range; allowed: 0 to 0.999999", "--beta1", "1.5");
     EXPECT_REFUSED("--epsilon: 0 is out of range; allowed: 1e-20 to 1", "--epsilon", "0");
@@ -405,7 +406,7 @@ static void test_the_command_line_wins_over_the_config_file_over_the_checkpoint_
     EXPECT(o.keep == 31);    /* the later file's */
     EXPECT(o.beta1 == 0.2);  /* the checkpoint's */
     EXPECT(o.beta2 == 0.95); /* the default */
-    EXPECT(o.ranks == 1);    /* not for a checkpoint to say */
+    EXPECT(o.ranks == 0);    /* not for a checkpoint to say */
     EXPECT_STRING(o.config, second);
     options_free(&o);
     json_free(stored);
@@ -611,7 +612,7 @@ static void test_ranges_hold_for_values_that_the_program_set(void) {
     EXPECT(PARSE(&o, "--train-data", "x.bin") == STATUS_OK);
     o.ranks = 5000; /* as an environment might say */
     EXPECT(options_check(&o) == STATUS_ERROR);
-    EXPECT_STRING(error_message(), "--ranks: the value is out of range; allowed: 1 to 4096");
+    EXPECT_STRING(error_message(), "--ranks: the value is out of range; allowed: 0 to 4096");
     options_free(&o);
 }
 
@@ -635,7 +636,7 @@ static void test_what_a_checkpoint_keeps_reads_back_the_same(void) {
     EXPECT(again.layers == 24 && again.kv_heads == 4 && again.learning_rate == 3e-4);
     EXPECT_STRING(again.train_data, "a \"b\" \\c\n");
     EXPECT_STRING(again.tokenizer, "none");
-    EXPECT(again.ranks == 1 && !again.quiet);
+    EXPECT(again.ranks == 0 && !again.quiet);
     char *text_again = write_json(&again);
     EXPECT_STRING(text_again, text);
     free(text);

@@ -1,0 +1,400 @@
+/* How ranks find each other, by real processes on loopback addresses: ranks that come late or not at all, strangers on
+   the port, wrong tokens and numbers. Every process says what it came to, and the test judges all of them. */
+#include "llmc/rendezvous.h"
+#include "test.h"
+
+#include <arpa/inet.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MOST = 8 };
+
+/* What a process came to; in shared memory. */
+struct outcome {
+    enum status status;
+    char message[512];
+    double seconds;
+    bool greeted; /* every socket leads to the rank that it should */
+};
+
+struct team {
+    const char *address;
+    int port, started;
+    struct outcome *outcomes; /* in the order in which they were started */
+    pid_t process[MOST];
+};
+
+static int free_port(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
+    socklen_t size = sizeof address;
+    int file = socket(AF_INET, SOCK_STREAM, 0);
+    EXPECT(bind(file, (struct sockaddr *)&address, size) == 0);
+    EXPECT(getsockname(file, (struct sockaddr *)&address, &size) == 0);
+    close(file);
+    return ntohs(address.sin_port);
+}
+
+static void team_start(struct team *team, const char *address) {
+    memset(team, 0, sizeof *team);
+    team->address = address;
+    team->port = free_port();
+    team->outcomes =
+        mmap(NULL, MOST * sizeof(struct outcome), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+}
+
+/* Waits up to a second; the byte must be there in the end. */
+static uint8_t receive_byte(int file) {
+    uint8_t byte = 255;
+    size_t done = 0;
+    for (int i = 0; i < 1000 && done == 0 && socket_move(file, &byte, 1, &done, false); i++) {
+        usleep(1000);
+    }
+    return byte;
+}
+
+/* Rank 0 sends each its number and gets it back. */
+static bool greet(const int *sockets, int rank, int ranks) {
+    bool right = true;
+    for (int other = 0; other < ranks; other++) {
+        uint8_t number = (uint8_t)other;
+        size_t done = 0;
+        if (rank == 0 && other > 0) {
+            right = right && socket_move(sockets[other], &number, 1, &done, true) &&
+                    receive_byte(sockets[other]) == other;
+        } else if (rank > 0 && other == 0) {
+            uint8_t own = receive_byte(sockets[0]);
+            right = own == rank && socket_move(sockets[0], &own, 1, &done, true);
+        } else {
+            right = right && sockets[other] == -1;
+        }
+    }
+    return right;
+}
+
+static void team_add(
+    struct team *team, int rank, int ranks, const char *token, double timeout_seconds, int delay_ms) {
+    struct outcome *outcome = &team->outcomes[team->started];
+    fflush(stdout);
+    pid_t process = fork();
+    if (process == 0) {
+        int sockets[MOST];
+        memset(sockets, -1, sizeof sockets);
+        usleep((useconds_t)delay_ms * 1000);
+        struct rendezvous_options o = {team->address, team->port, token, rank, ranks, timeout_seconds};
+        double start = time_seconds();
+        outcome->status = rendezvous_meet(sockets, &o);
+        outcome->seconds = time_seconds() - start;
+        if (outcome->status == STATUS_OK) {
+            outcome->greeted = greet(sockets, rank, ranks);
+        } else {
+            snprintf(outcome->message, sizeof outcome->message, "%s", error_message());
+        }
+        _exit(0);
+    }
+    team->process[team->started++] = process;
+}
+
+static void team_wait(struct team *team) {
+    for (int i = 0; i < team->started; i++) {
+        EXPECT(waitpid(team->process[i], NULL, 0) == team->process[i]);
+    }
+}
+
+static void team_free(struct team *team) {
+    munmap(team->outcomes, MOST * sizeof(struct outcome));
+}
+
+static void expect_all_met(const struct team *team, int count) {
+    for (int i = 0; i < count; i++) {
+        EXPECT_STRING(team->outcomes[i].message, "");
+        EXPECT(team->outcomes[i].status == STATUS_OK && team->outcomes[i].greeted);
+    }
+}
+
+/* A connection of a stranger, or -1. */
+static int connect_to(const struct team *team) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)team->port)};
+    inet_pton(AF_INET, team->address, &address.sin_addr);
+    for (int i = 0; i < 200; i++) {
+        int file = socket(AF_INET, SOCK_STREAM, 0);
+        if (connect(file, (struct sockaddr *)&address, sizeof address) == 0) {
+            return file;
+        }
+        close(file);
+        usleep(10000);
+    }
+    return -1;
+}
+
+/* ---- ranks that come ---- */
+
+static void ranks_meet_at_any_address_of_the_machine(void) {
+    static const char *const addresses[] = {"127.0.0.1", "127.0.0.2", "127.8.9.10", "localhost"};
+    for (size_t i = 0; i < sizeof addresses / sizeof addresses[0]; i++) {
+        struct team team;
+        team_start(&team, addresses[i]);
+        for (int rank = 0; rank < 4; rank++) {
+            team_add(&team, rank, 4, "run 17", 20, 0);
+        }
+        team_wait(&team);
+        expect_all_met(&team, 4);
+        team_free(&team);
+    }
+}
+
+static void two_runs_meet_at_one_port_of_two_addresses(void) {
+    struct team left, right;
+    team_start(&left, "127.0.0.2");
+    team_start(&right, "127.0.0.3");
+    right.port = left.port;
+    for (int rank = 0; rank < 3; rank++) {
+        team_add(&left, rank, 3, "left", 20, 0);
+        team_add(&right, rank, 3, "right", 20, 0);
+    }
+    team_wait(&left);
+    team_wait(&right);
+    expect_all_met(&left, 3);
+    expect_all_met(&right, 3);
+    team_free(&left);
+    team_free(&right);
+}
+
+static void a_late_rank_is_waited_for_also_if_it_is_the_first(void) {
+    for (int late = 0; late < 3; late++) {
+        struct team team;
+        team_start(&team, "127.0.0.1");
+        for (int rank = 0; rank < 3; rank++) {
+            team_add(&team, rank, 3, "", 20, rank == late ? 700 : 0);
+        }
+        team_wait(&team);
+        expect_all_met(&team, 3);
+        for (int rank = 0; rank < 3; rank++) {
+            EXPECT(rank == late || (team.outcomes[rank].seconds > 0.5 && team.outcomes[rank].seconds < 5));
+        }
+        team_free(&team);
+    }
+}
+
+static void a_rank_that_ended_while_waiting_may_come_again(void) {
+    struct team team;
+    team_start(&team, "127.0.0.1");
+    team_add(&team, 0, 3, "", 20, 0);
+    team_add(&team, 1, 3, "", 20, 0);
+    usleep(400000); /* it is in */
+    kill(team.process[1], SIGKILL);
+    usleep(300000);
+    team_add(&team, 1, 3, "", 20, 0);
+    team_add(&team, 2, 3, "", 20, 100);
+    team_wait(&team);
+    EXPECT(team.outcomes[0].greeted && team.outcomes[2].greeted && team.outcomes[3].greeted);
+    team_free(&team);
+}
+
+/* ---- ranks that do not ---- */
+
+static void a_missing_rank_is_named_to_all_after_the_timeout(void) {
+    struct team team;
+    char expected[200];
+    team_start(&team, "127.0.0.1");
+    team_add(&team, 0, 4, "", 1, 0);
+    team_add(&team, 2, 4, "", 1, 0);
+    team_wait(&team);
+    snprintf(expected, sizeof expected, "ranks 1, 3 did not come to 127.0.0.1 port %d within 1 s", team.port);
+    for (int i = 0; i < 2; i++) {
+        EXPECT(team.outcomes[i].status == STATUS_ERROR);
+        EXPECT(team.outcomes[i].seconds > 0.9 && team.outcomes[i].seconds < 4);
+        EXPECT_CONTAINS(team.outcomes[i].message, expected);
+    }
+    team_free(&team);
+}
+
+static void a_missing_first_rank_is_told_after_the_timeout(void) {
+    struct team team;
+    char expected[200];
+    team_start(&team, "127.0.0.1");
+    team_add(&team, 1, 2, "", 1, 0);
+    team_wait(&team);
+    snprintf(expected, sizeof expected,
+        "rank 1 found no rank 0 at 127.0.0.1 port %d within 1 s: Connection refused", team.port);
+    EXPECT_STRING(team.outcomes[0].message, expected);
+    team_free(&team);
+}
+
+static void an_address_that_is_none_is_told(void) {
+    struct team team;
+    team_start(&team, "no-such-host.invalid");
+    team_add(&team, 0, 2, "", 1, 0);
+    team_add(&team, 1, 2, "", 1, 0);
+    team_wait(&team);
+    for (int i = 0; i < 2; i++) {
+        EXPECT_CONTAINS(team.outcomes[i].message, "rank 0 is to be at no-such-host.invalid (MASTER_ADDR): ");
+    }
+    team_free(&team);
+}
+
+/* ---- ranks that may not ---- */
+
+static void a_rank_of_another_run_is_not_let_in(void) {
+    struct team team;
+    team_start(&team, "127.0.0.1");
+    team_add(&team, 0, 2, "run 1", 20, 0);
+    team_add(&team, 1, 2, "run 2", 20, 0);
+    team_add(&team, 1, 2, "", 20, 0);
+    team_add(&team, 1, 2, "run 1", 20, 500);
+    team_wait(&team);
+    for (int i = 1; i < 3; i++) {
+        EXPECT(team.outcomes[i].status == STATUS_ERROR && team.outcomes[i].seconds < 2);
+        EXPECT_CONTAINS(team.outcomes[i].message, "rank 1 was not let in at 127.0.0.1 port ");
+        EXPECT_CONTAINS(team.outcomes[i].message, "another run's");
+    }
+    EXPECT(team.outcomes[0].greeted && team.outcomes[3].greeted);
+    team_free(&team);
+}
+
+static void a_rank_that_counts_other_ranks_is_not_let_in_and_both_sides_say_why(void) {
+    struct team team;
+    team_start(&team, "127.0.0.1");
+    team_add(&team, 0, 3, "", 1.5, 0);
+    team_add(&team, 1, 3, "", 1.5, 0);
+    team_add(&team, 2, 4, "", 1.5, 0);
+    team_wait(&team);
+    EXPECT(team.outcomes[2].seconds < 1);
+    EXPECT_CONTAINS(team.outcomes[2].message,
+        "rank 2 was started as one of 4 ranks, rank 0 as one of 3: give all the same WORLD_SIZE");
+    for (int i = 0; i < 2; i++) {
+        EXPECT_CONTAINS(team.outcomes[i].message, "rank 2 did not come");
+        EXPECT_CONTAINS(team.outcomes[i].message, "rank 2 was started as one of 4 ranks");
+    }
+    team_free(&team);
+}
+
+static void of_two_ranks_of_one_number_the_second_is_not_let_in(void) {
+    struct team team;
+    team_start(&team, "127.0.0.1");
+    team_add(&team, 0, 3, "", 20, 0);
+    team_add(&team, 1, 3, "", 20, 0);
+    team_add(&team, 1, 3, "", 20, 300);
+    team_add(&team, 2, 3, "", 20, 800);
+    team_wait(&team);
+    EXPECT(team.outcomes[2].status == STATUS_ERROR);
+    EXPECT_CONTAINS(
+        team.outcomes[2].message, "two processes were started as rank 1: give each a RANK of its own");
+    EXPECT(team.outcomes[0].greeted && team.outcomes[1].greeted && team.outcomes[3].greeted);
+    team_free(&team);
+}
+
+/* ---- others on the port ---- */
+
+/* A program that holds the port and says `words` to everybody. */
+static pid_t start_other_program(struct team *team, const char *words) {
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t size = sizeof address;
+    inet_pton(AF_INET, team->address, &address.sin_addr);
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    EXPECT(bind(listener, (struct sockaddr *)&address, size) == 0 && listen(listener, 10) == 0);
+    EXPECT(getsockname(listener, (struct sockaddr *)&address, &size) == 0);
+    team->port = ntohs(address.sin_port);
+    pid_t process = fork();
+    if (process == 0) {
+        for (;;) {
+            int file = accept(listener, NULL, NULL);
+            send(file, words, strlen(words), MSG_NOSIGNAL);
+        }
+    }
+    close(listener);
+    return process;
+}
+
+static void a_port_in_use_is_told_by_the_first_rank_and_by_the_others(void) {
+    static const char *const words[] = {"HTTP/1.0 400 Bad Request\r\n\r\n", "", "flash"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        struct team team;
+        char expected[200];
+        team_start(&team, "127.0.0.1");
+        pid_t other = start_other_program(&team, words[i]);
+        team_add(&team, 0, 2, "", 1, 0);
+        team_add(&team, 1, 2, "", 1, 0);
+        team_wait(&team);
+        snprintf(expected, sizeof expected,
+            "rank 0 cannot listen at 127.0.0.1 port %d: Address already in use; choose another MASTER_PORT",
+            team.port);
+        EXPECT_STRING(team.outcomes[0].message, expected);
+        EXPECT(team.outcomes[0].seconds < 1);
+        EXPECT_CONTAINS(team.outcomes[1].message, "is not rank 0 of a run: another program has the port");
+        EXPECT(team.outcomes[1].seconds < 5);
+        kill(other, SIGKILL);
+        waitpid(other, NULL, 0);
+        team_free(&team);
+    }
+}
+
+static void garbage_and_silence_at_the_port_keep_no_rank_out(void) {
+    struct team team;
+    int files[100];
+    char garbage[4096];
+    team_start(&team, "127.0.0.1");
+    team_add(&team, 0, 3, "secret", 20, 0);
+    for (int i = 0; i < 100; i++) { /* more than rank 0 listens to at once */
+        files[i] = connect_to(&team);
+        EXPECT(files[i] >= 0);
+        for (size_t byte = 0; byte < sizeof garbage; byte++) {
+            garbage[byte] = (char)(i * 37 + (int)byte * 101);
+        }
+        memcpy(garbage, i % 3 == 0 ? "flashgp1" : "GET / HT", 8);
+        size_t bytes = (size_t)(i % 5) * (size_t)(i % 7) * 50; /* nothing, half a hello, more than one */
+        EXPECT(send(files[i], garbage, bytes, MSG_NOSIGNAL) >= 0 || bytes > 80);
+        if (i % 4 == 0) {
+            close(files[i]);
+        }
+    }
+    team_add(&team, 1, 3, "secret", 20, 0);
+    team_add(&team, 2, 3, "secret", 20, 0);
+    team_wait(&team);
+    expect_all_met(&team, 3);
+    EXPECT(team.outcomes[1].seconds < 3 && team.outcomes[2].seconds < 3);
+    for (int i = 0; i < 100; i++) {
+        if (i % 4 != 0) {
+            close(files[i]);
+        }
+    }
+    team_free(&team);
+}
+
+static void once_all_are_there_nobody_listens(void) {
+    struct team team;
+    team_start(&team, "127.0.0.1");
+    int sockets[2] = {-1, -1};
+    team_add(&team, 1, 2, "", 20, 0);
+    struct rendezvous_options o = {team.address, team.port, "", 0, 2, 20};
+    EXPECT(rendezvous_meet(sockets, &o) == STATUS_OK);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)team.port)};
+    inet_pton(AF_INET, team.address, &address.sin_addr);
+    int file = socket(AF_INET, SOCK_STREAM, 0);
+    EXPECT(connect(file, (struct sockaddr *)&address, sizeof address) != 0);
+    close(file);
+    EXPECT(greet(sockets, 0, 2));
+    team_wait(&team);
+    close(sockets[1]);
+    team_free(&team);
+}
+
+int main(void) {
+    RUN(ranks_meet_at_any_address_of_the_machine);
+    RUN(two_runs_meet_at_one_port_of_two_addresses);
+    RUN(a_late_rank_is_waited_for_also_if_it_is_the_first);
+    RUN(a_rank_that_ended_while_waiting_may_come_again);
+    RUN(a_missing_rank_is_named_to_all_after_the_timeout);
+    RUN(a_missing_first_rank_is_told_after_the_timeout);
+    RUN(an_address_that_is_none_is_told);
+    RUN(a_rank_of_another_run_is_not_let_in);
+    RUN(a_rank_that_counts_other_ranks_is_not_let_in_and_both_sides_say_why);
+    RUN(of_two_ranks_of_one_number_the_second_is_not_let_in);
+    RUN(a_port_in_use_is_told_by_the_first_rank_and_by_the_others);
+    RUN(garbage_and_silence_at_the_port_keep_no_rank_out);
+    RUN(once_all_are_there_nobody_listens);
+    return test_summary();
+}
