@@ -1341,7 +1341,7 @@ static enum status prepare(struct run *run, int argc, const char *const *argv) {
     }
     if (o->plan) {
         CHECK(options_check(o)); /* again: now the ranks are known */
-        return print_plan(run);
+        return run->place.rank == 0 ? print_plan(run) : STATUS_OK;
     }
     CHECK(check_data(run));
     CHECK(options_check(o)); /* again: now the steps are known, too */

@@ -33,10 +33,11 @@ enum {
 };
 
 struct slot {
-    cudaEvent_t ready, done; /* made when first used */
-    bool waited_for;         /* the compute stream has waited for it, or nothing was started */
-    bool running;            /* under the lock: started, and not seen done by the watchdog */
-    double running_seconds;  /* since it was seen ready */
+    cudaEvent_t ready, begin, done; /* made when first used */
+    bool timed;                     /* its last collective is not in running_ms yet */
+    bool waited_for;                /* the compute stream has waited for it, or nothing was started */
+    bool running;                   /* under the lock: started, and not seen done by the watchdog */
+    double running_seconds;         /* since it was seen ready */
 };
 
 struct comm_state {
@@ -45,7 +46,9 @@ struct comm_state {
     cudaStream_t stream;
     double timeout_seconds;
     uint64_t started; /* collectives */
-    int slots_used;   /* slots at and above it were never used; under the lock */
+    bool timing;      /* the profiler asks */
+    double running_ms;
+    int slots_used; /* slots at and above it were never used; under the lock */
     struct slot slots[COMM_SLOTS];
 
     pthread_mutex_t lock;
@@ -228,6 +231,20 @@ static ncclResult_t call(struct comm *c, const struct collective *x, ncclDataTyp
     }
 }
 
+/* Of the slot's last collective, if it has ended. */
+static void add_running_time(struct comm_state *s, struct slot *slot) {
+    float milliseconds;
+    if (!slot->timed) {
+        return;
+    }
+    if (cudaEventElapsedTime(&milliseconds, slot->begin, slot->done) == cudaSuccess) {
+        s->running_ms += milliseconds;
+        slot->timed = false;
+    } else {
+        cudaGetLastError(); /* not there yet, which is not the next kernel's failure */
+    }
+}
+
 static enum status start(struct comm *c, struct collective x, int number) {
     static const char *const names[] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast"};
     struct comm_state *s = c->state;
@@ -235,11 +252,14 @@ static enum status start(struct comm *c, struct collective x, int number) {
     ncclDataType_t type = ncclFloat32;
     CHECK(wire_type(&type, x.data.dtype));
     if (slot->ready == NULL) {
-        CUDA_CHECK(cudaEventCreateWithFlags(&slot->done, cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreate(&slot->done));
+        CUDA_CHECK(cudaEventCreate(&slot->begin));
         CUDA_CHECK(cudaEventCreateWithFlags(&slot->ready, cudaEventDisableTiming));
     }
+    add_running_time(s, slot);
     CUDA_CHECK(cudaEventRecord(slot->ready, s->backend->state->stream));
     CUDA_CHECK(cudaStreamWaitEvent(s->stream, slot->ready, 0));
+    CUDA_CHECK(cudaEventRecord(slot->begin, s->stream));
     pthread_mutex_lock(&s->lock);
     enum status status = check_lost(s);
     ncclResult_t result = status == STATUS_OK ? call(c, &x, type) : ncclSuccess;
@@ -249,6 +269,7 @@ static enum status start(struct comm *c, struct collective x, int number) {
     CUDA_CHECK(cudaEventRecord(slot->done, s->stream));
     s->host->tell_progress(s->host, ++s->started);
     slot->waited_for = false;
+    slot->timed = s->timing;
     pthread_mutex_lock(&s->lock);
     slot->running = true;
     slot->running_seconds = 0;
@@ -320,6 +341,17 @@ static enum status report_stall(struct comm *c, double seconds) {
     return c->state->host->report_stall(c->state->host, seconds);
 }
 
+static double running_ms(struct comm *c) {
+    struct comm_state *s = c->state;
+    for (int i = 0; s->timing && i < s->slots_used; i++) {
+        add_running_time(s, &s->slots[i]);
+    }
+    double milliseconds = s->running_ms;
+    s->running_ms = 0;
+    s->timing = true;
+    return milliseconds;
+}
+
 /* ---- life ---- */
 
 static void abort_all(struct comm *c) {
@@ -355,6 +387,7 @@ static void free_state(struct comm_state *s) {
     for (int i = 0; i < COMM_SLOTS; i++) {
         if (s->slots[i].ready != NULL) {
             cudaEventDestroy(s->slots[i].ready);
+            cudaEventDestroy(s->slots[i].begin);
             cudaEventDestroy(s->slots[i].done);
         }
     }
@@ -484,6 +517,7 @@ enum status comm_nccl_create(
     c->tell_progress = tell_progress;
     c->check_peers = check_peers;
     c->report_stall = report_stall;
+    c->running_ms = running_ms;
     c->abort = abort_all;
     c->free = comm_free;
     *out = c;

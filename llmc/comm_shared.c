@@ -421,6 +421,7 @@ enum status comm_shared_create(
         .tell_progress = shared_tell_progress,
         .check_peers = shared_check_peers,
         .report_stall = shared_report_stall,
+        .running_ms = comm_nothing_beside,
         .abort = shared_abort,
         .free = shared_free,
     };

@@ -588,6 +588,7 @@ enum status comm_tcp_create(struct comm **out, const struct rendezvous_options *
         .tell_progress = tcp_tell_progress,
         .check_peers = tcp_check_peers,
         .report_stall = tcp_report_stall,
+        .running_ms = comm_nothing_beside,
         .abort = tcp_abort,
         .free = tcp_free,
     };

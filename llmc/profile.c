@@ -56,7 +56,8 @@ struct profile {
     bool measuring;
     int steps;
     double step_milliseconds;
-    double copy_gbs; /* bytes read plus written, 1e9 a second */
+    double communication_milliseconds; /* also where nothing waited for it */
+    double copy_gbs;                   /* bytes read plus written, 1e9 a second */
 };
 
 static struct profile *of(struct backend *b) {
@@ -388,6 +389,9 @@ struct comm *profile_comm(struct profile *p, struct comm *comm) {
 
 enum status profile_begin_step(struct profile *p) {
     p->measuring = true;
+    if (p->inner_comm != NULL) {
+        p->inner_comm->running_ms(p->inner_comm); /* from here on */
+    }
     return p->inner->mark(p->inner, STEP_BEGIN);
 }
 
@@ -398,6 +402,9 @@ enum status profile_end_step(struct profile *p) {
     CHECK(collect(p));
     p->measuring = false;
     p->step_milliseconds += milliseconds;
+    if (p->inner_comm != NULL) {
+        p->communication_milliseconds += p->inner_comm->running_ms(p->inner_comm);
+    }
     p->steps++;
     return STATUS_OK;
 }
@@ -420,9 +427,9 @@ static struct row sum_rows(const struct profile *p, int first, int last) {
     return sum;
 }
 
-enum { ALL_PRODUCTS = ROWS, IDLE, REPORT_ROWS };
+enum { ALL_PRODUCTS = ROWS, IDLE, ALL_COMMUNICATION, REPORT_ROWS };
 
-/* Line i of the report: the rows, then two that follow from them. False: nothing of the kind ran. */
+/* Line i of the report: the rows, two that follow from them, and what ran beside them. False: nothing of the kind ran. */
 static bool report_row(const struct profile *p, int i, char *name, size_t size, struct row *row) {
     if (i == ALL_PRODUCTS) {
         snprintf(name, size, "all products");
@@ -434,6 +441,13 @@ static bool report_row(const struct profile *p, int i, char *name, size_t size, 
         struct row idle = {.milliseconds = p->step_milliseconds - sum_rows(p, 0, ROWS).milliseconds};
         *row = idle;
         return true;
+    }
+    if (i == ALL_COMMUNICATION) {
+        snprintf(name, size, "communication, in all");
+        struct row beside = {
+            .milliseconds = p->communication_milliseconds, .calls = p->rows[COMMUNICATION].calls};
+        *row = beside;
+        return row->milliseconds > 0.0;
     }
     row_name(i, name, size);
     *row = p->rows[i];
