@@ -614,7 +614,7 @@ static enum status import_bucket(void *optimizer, int bucket, const float *value
 enum status checkpoint_load_weights(const char *path, struct optimizer *optimizer) {
     const struct model *model = optimizer->model;
     return comm_agree(optimizer->comm, hugging_face_read_weights(path, model_get_config(model),
-                                      model_get_layout(model), import_bucket, optimizer));
+                                           model_get_layout(model), import_bucket, optimizer));
 }
 
 static enum status read_moments(const char *path, struct optimizer *optimizer) {

@@ -187,7 +187,8 @@ static enum status allocate_buffers(struct model *m) {
     CHECK(b->memory_allocate(b, &m->parameters.data, parameter_bytes));
     CHECK(b->set_zero(b, m->parameters.data, parameter_bytes));
     if (!m->options.forward_only) {
-        size_t gradient_bytes = (size_t)model_gradient_elements(&m->layout, m->options.layer_gradients) * dtype_bytes(m->gradients.dtype);
+        size_t gradient_bytes = (size_t)model_gradient_elements(&m->layout, m->options.layer_gradients) *
+                                dtype_bytes(m->gradients.dtype);
         CHECK(b->memory_allocate(b, &m->gradients.data, gradient_bytes));
         CHECK(b->set_zero(b, m->gradients.data, gradient_bytes));
     }

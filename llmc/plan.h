@@ -13,7 +13,7 @@ struct plan_options {
     struct model_options model; /* micro_batch at least 1 */
     struct backend_profile device;
     int zero_stage;
-    bool samples;          /* the run writes texts now and then, on its first rank */
+    bool samples;            /* the run writes texts now and then, on its first rank */
     enum dtype reduce_dtype; /* as in struct optimizer_options */
     uint64_t device_bytes;   /* 0: unknown */
 };

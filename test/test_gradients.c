@@ -350,8 +350,8 @@ static enum status give_parameters(void *context, int bucket) {
 static enum status take_gradients(void *context, int bucket) {
     struct hook_log *log = context;
     const struct bucket *at = &model_get_layout(log->model)->bucket[bucket];
-    const double *gradients = model_gradients(log->model).data;
-    memcpy(log->ready + at->offset, gradients + at->offset, (size_t)at->count * sizeof(double));
+    const double *gradients = model_bucket_gradients(log->model, bucket).data;
+    memcpy(log->ready + at->offset, gradients, (size_t)at->count * sizeof(double));
     log->order[log->count++ % 8] = bucket;
     return STATUS_OK;
 }
@@ -362,7 +362,7 @@ static void check_hooks(struct fixture *f) {
     double *parameters = model_parameters(f->model).data, *gradients = model_gradients(f->model).data;
     struct hook_log log = {
         .model = f->model, .hidden = calloc(total, sizeof(double)), .ready = calloc(total, sizeof(double))};
-    struct model_hooks hooks = {give_parameters, take_gradients, &log};
+    struct model_hooks hooks = {give_parameters, NULL, take_gradients, &log};
     double loss = compute_gradients(f, BATCH, NULL);
     memcpy(log.hidden, parameters, total * sizeof(double));
     for (size_t i = 0; i < total; i++) {
@@ -378,6 +378,55 @@ static void check_hooks(struct fixture *f) {
     }
     free(log.hidden);
     free(log.ready);
+}
+
+/* What was in a bucket's buffer must not matter once its turn is announced. */
+static enum status spoil_gradients(void *context, int bucket) {
+    struct hook_log *log = context;
+    double *gradients = model_bucket_gradients(log->model, bucket).data;
+    for (int64_t i = 0; i < model_get_layout(log->model)->bucket[bucket].count; i++) {
+        gradients[i] = NAN;
+    }
+    return STATUS_OK;
+}
+
+/* Layers that take turns in `buffers` buffers have the gradients of layers that have their own. */
+static void check_turns(struct fixture *f, int buffers) {
+    const struct layout *layout = model_get_layout(f->model);
+    size_t total = (size_t)layout->total;
+    struct model_options options = {.config = *model_get_config(f->model),
+        .micro_batch = BATCH,
+        .gradient_dtype = DTYPE_F64,
+        .layer_gradients = buffers,
+        .ranks = 1};
+    struct hook_log log = {.ready = calloc(total, sizeof(double))};
+    struct model_hooks hooks = {NULL, spoil_gradients, take_gradients, &log};
+    EXPECT(model_create(&log.model, f->backend, &options) == STATUS_OK);
+    memcpy(model_parameters(log.model).data, model_parameters(f->model).data, total * sizeof(double));
+    EXPECT(model_gradient_elements(layout, buffers) ==
+           layout->bucket[0].padded_count + buffers * layout->bucket[1].padded_count);
+    compute_gradients(f, BATCH, NULL);
+    set(loss_tensor(f), 0, 0);
+    EXPECT(model_forward_backward(log.model, f->tokens, f->targets, BATCH, SEQ_LEN, f->d_loss, false,
+               f->loss_sum, &hooks) == STATUS_OK);
+    EXPECT(log.count == layout->buckets);
+    for (int i = 0; i < layout->buckets; i++) {
+        const struct bucket *bucket = &layout->bucket[i];
+        EXPECT(memcmp(log.ready + bucket->offset, model_bucket_gradients(f->model, i).data,
+                   (size_t)bucket->count * sizeof(double)) == 0);
+    }
+    free(log.ready);
+    model_free(log.model);
+}
+
+static void test_layers_that_take_turns_in_gradient_buffers_have_the_same_gradients(void) {
+    struct fixture f;
+    bool open = fixture_open(&f, &shapes[1], DTYPE_F64, 1, RECOMPUTE_NONE, 0);
+    EXPECT(open);
+    for (int buffers = 1; open && buffers <= 3; buffers++) {
+        check_turns(&f, buffers);
+    }
+    fixture_close(&f);
 }
 
 static void test_hooks_come_before_parameters_are_read_and_after_gradients_are_final(void) {
@@ -400,6 +449,7 @@ int main(void) {
     RUN(test_micro_steps_of_any_size_sum_to_the_gradients_of_the_batch);
     RUN(test_logits_in_chunks_give_the_gradients_of_logits_at_once);
     RUN(test_the_same_computation_twice_gives_the_same_bits);
+    RUN(test_layers_that_take_turns_in_gradient_buffers_have_the_same_gradients);
     RUN(test_hooks_come_before_parameters_are_read_and_after_gradients_are_final);
     return test_summary();
 }

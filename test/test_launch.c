@@ -157,6 +157,151 @@ static int work(const struct launch_rank *rank, void *context) {
     return status == STATUS_OK ? 0 : end_with_error(rank, status);
 }
 
+/* ---- a rank that the environment names ---- */
+
+static struct launch_place place(int rank) {
+    struct launch_place p = {.ranks = 4, .rank = rank, .local_rank = 1, .local_ranks = 2};
+    return p;
+}
+
+static int is_placed(const struct launch_rank *rank, void *context) {
+    bool supervised = *(bool *)context;
+    bool sane = rank->rank == 3 && rank->ranks == 4 && rank->local_rank == 1 && rank->local_ranks == 2 &&
+                (rank->shared != NULL) == supervised && launch_first_failure(rank);
+    return sane ? 42 : 1;
+}
+static void a_rank_of_the_environment_runs_alone_under_its_own_number(void) {
+    struct launch_place p = place(3);
+    for (int supervised = 0; supervised < 2; supervised++) {
+        bool context = supervised == 1;
+        EXPECT(launch_placed(&p, context, 1, is_placed, &context) == 42);
+    }
+}
+
+static int die_in_step_12(const struct launch_rank *rank, void *context) {
+    (void)context;
+    launch_note_step(rank, 12);
+    raise(SIGSEGV);
+    return 0;
+}
+static void a_supervised_rank_that_dies_is_named_by_its_own_number_and_step(void) {
+    int ends[2];
+    char text[300] = "";
+    EXPECT(pipe(ends) == 0);
+    fflush(stdout);
+    pid_t process = fork();
+    if (process == 0) {
+        struct launch_place p = place(3);
+        dup2(ends[1], STDERR_FILENO);
+        _exit(launch_placed(&p, true, 1, die_in_step_12, NULL));
+    }
+    int ending;
+    close(ends[1]);
+    EXPECT(waitpid(process, &ending, 0) == process && WEXITSTATUS(ending) == 128 + SIGSEGV);
+    EXPECT(read(ends[0], text, sizeof text - 1) > 0);
+    close(ends[0]);
+    EXPECT_CONTAINS(text, "train_gpt: rank 3 was killed by signal 11 (Segmentation fault) in step 12; ended");
+}
+
+/* ---- what the environment says ---- */
+
+static const char *const variables[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+    "MASTER_PORT", "FLASHGPT_PORT", "FLASHGPT_TOKEN", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "OMPI_MCA_ess_base_jobid", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
+    "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS"};
+enum { VARIABLES = sizeof variables / sizeof variables[0] };
+
+/* Reads the environment that holds of our variables those in `settings`, "A=1 B=2", and no other. */
+static enum status read_with(struct launch_place *p, const char *settings) {
+    char copy[400];
+    snprintf(copy, sizeof copy, "%s", settings);
+    for (int i = 0; i < VARIABLES; i++) {
+        unsetenv(variables[i]);
+    }
+    for (char *word = strtok(copy, " "); word != NULL; word = strtok(NULL, " ")) {
+        char *equals = strchr(word, '=');
+        *equals = '\0';
+        setenv(word, equals + 1, 1);
+    }
+    enum status status = launch_read_environment(p);
+    for (int i = 0; i < VARIABLES; i++) {
+        unsetenv(variables[i]);
+    }
+    return status;
+}
+
+static void launchers_are_understood(void) {
+    static const struct {
+        const char *settings, *launcher, *address, *token;
+        int rank, ranks, local_rank, local_ranks, port;
+    } cases[] = {
+        {"RANK=5 WORLD_SIZE=16 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=gpu7 MASTER_PORT=2000",
+            "the environment", "gpu7", "", 5, 16, 1, 4, 2000},
+        {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=::1 FLASHGPT_TOKEN=secret FLASHGPT_PORT=77", "the environment",
+            "::1", "secret", 1, 2, 1, 2, 77},
+        /* torchrun's agent has MASTER_PORT itself */
+        {"RANK=0 WORLD_SIZE=8 LOCAL_RANK=0 LOCAL_WORLD_SIZE=8 MASTER_ADDR=localhost MASTER_PORT=29500 "
+         "TORCHELASTIC_RUN_ID=none",
+            "torchrun", "localhost", "none", 0, 8, 0, 8, 29501},
+        {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=3 "
+         "OMPI_COMM_WORLD_LOCAL_SIZE=4",
+            "mpirun", "127.0.0.1", "", 3, 4, 3, 4, 29500},
+        {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+         "OMPI_COMM_WORLD_LOCAL_SIZE=2 MASTER_ADDR=10.0.0.1 OMPI_MCA_ess_base_jobid=123",
+            "mpirun", "10.0.0.1", "123", 3, 4, 1, 2, 29500},
+        {"SLURM_PROCID=9 SLURM_STEP_NUM_TASKS=16 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=8(x2) "
+         "SLURM_JOB_ID=1234567 SLURM_STEP_NODELIST=gpu[07-08]",
+            "Slurm", "gpu07", "1234567", 9, 16, 1, 8, 24567},
+        {"SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1,1 "
+         "SLURM_JOB_ID=7 SLURM_STEP_NODELIST=a1,b[2-3] MASTER_PORT=4444",
+            "Slurm", "a1", "7", 0, 2, 0, 1, 4444},
+        {"SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_JOB_ID=7 "
+         "SLURM_STEP_NODELIST=node[12,14]-ib",
+            "Slurm", "node12", "7", 0, 2, 0, 1, 20007},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct launch_place p;
+        EXPECT(read_with(&p, cases[i].settings) == STATUS_OK);
+        EXPECT_STRING(p.launcher, cases[i].launcher);
+        EXPECT_STRING(p.address, cases[i].address);
+        EXPECT_STRING(p.token, cases[i].token);
+        EXPECT(p.rank == cases[i].rank && p.ranks == cases[i].ranks && p.port == cases[i].port);
+        EXPECT(p.local_rank == cases[i].local_rank && p.local_ranks == cases[i].local_ranks);
+    }
+}
+
+static void without_a_launcher_or_alone_the_environment_says_nothing(void) {
+    static const char *const settings[] = {"", "MASTER_ADDR=x MASTER_PORT=1", "RANK=0 WORLD_SIZE=1",
+        "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_JOB_ID=3" /* a batch script */};
+    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
+        struct launch_place p;
+        EXPECT(read_with(&p, settings[i]) == STATUS_OK && p.ranks == 0 && p.rank == 0);
+    }
+}
+
+static void an_environment_that_makes_no_sense_is_refused_by_the_variables_name(void) {
+    static const char *const cases[][2] = {
+        {"RANK=1", "RANK without WORLD_SIZE"},
+        {"WORLD_SIZE=8", "WORLD_SIZE without RANK"},
+        {"RANK=8 WORLD_SIZE=8 MASTER_ADDR=x", "RANK=8: must be a whole number from 0 to 7"},
+        {"RANK=one WORLD_SIZE=8", "RANK=one"},
+        {"RANK=1 WORLD_SIZE=0", "WORLD_SIZE=0"},
+        {"RANK=1 WORLD_SIZE=100000", "WORLD_SIZE=100000"},
+        {"RANK=1 WORLD_SIZE=8 LOCAL_RANK=3 LOCAL_WORLD_SIZE=2 MASTER_ADDR=x", "LOCAL_WORLD_SIZE=2"},
+        {"RANK=1 WORLD_SIZE=8 MASTER_ADDR=x MASTER_PORT=70000", "MASTER_PORT=70000"},
+        {"RANK=1 WORLD_SIZE=8", "set MASTER_ADDR"},
+        {"OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+         "OMPI_COMM_WORLD_LOCAL_SIZE=2",
+            "mpirun started rank 3 of 4, but not where rank 0 is: set MASTER_ADDR"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct launch_place p;
+        EXPECT(read_with(&p, cases[i][0]) == STATUS_ERROR);
+        EXPECT_CONTAINS(error_message(), cases[i][1]);
+    }
+}
+
 /* ---- good ends ---- */
 
 static int count_ranks(const struct launch_rank *rank, void *context) {
@@ -454,6 +599,11 @@ static void a_second_interrupt_ends_a_lone_process_too(void) {
 }
 
 int main(void) {
+    RUN(a_rank_of_the_environment_runs_alone_under_its_own_number);
+    RUN(a_supervised_rank_that_dies_is_named_by_its_own_number_and_step);
+    RUN(launchers_are_understood);
+    RUN(without_a_launcher_or_alone_the_environment_says_nothing);
+    RUN(an_environment_that_makes_no_sense_is_refused_by_the_variables_name);
     RUN(every_rank_runs_once_in_a_process_of_its_own);
     RUN(one_rank_runs_in_this_process);
     RUN(one_supervised_rank_runs_in_a_process_of_its_own_and_may_crash);

@@ -1117,6 +1117,25 @@ static void test_convert_rounds_to_nearest_and_back_without_loss(void) {
     }
 }
 
+static void test_add_sums_in_any_pair_of_types_and_reaches_no_other_element(void) {
+    FOR_BOTH(b) {
+        struct array in = make_random(b, 2000, 1);
+        float sum[2002];
+        uint16_t narrow[2000];
+        struct tensor inner = {sum + 1, DTYPE_F32}, bits = {narrow, DTYPE_BF16};
+        for (int i = 0; i < 2002; i++) {
+            sum[i] = (float)i;
+        }
+        EXPECT_OK(b->convert(b, bits, tensor_of(in), 2000));
+        EXPECT_OK(b->add(b, inner, bits, 2000));
+        EXPECT_OK(b->add(b, inner, tensor_of(in), 2000));
+        for (int i = 0; i < 2000; i++) {
+            EXPECT_NEAR(sum[i + 1], i + 1 + (double)bf16_to_float(narrow[i]) + get(in, i), 3e-4);
+        }
+        EXPECT(sum[0] == 0 && sum[2001] == 2001);
+    }
+}
+
 static void test_convert_and_fill_reach_every_element_and_no_other(void) {
     FOR_BOTH(b) {
         struct array in = make_random(b, 2000, 1);
@@ -1394,6 +1413,7 @@ int main(void) {
     RUN_AND_FREE(test_adamw_touches_nothing_when_the_step_is_skipped);
     RUN_AND_FREE(test_adamw_of_pieces_is_adamw_of_the_whole);
     RUN_AND_FREE(test_convert_rounds_to_nearest_and_back_without_loss);
+    RUN_AND_FREE(test_add_sums_in_any_pair_of_types_and_reaches_no_other_element);
     RUN_AND_FREE(test_convert_and_fill_reach_every_element_and_no_other);
     RUN_AND_FREE(test_memory_is_aligned_and_counted);
     RUN_AND_FREE(test_more_memory_than_there_is_is_refused_with_its_size);

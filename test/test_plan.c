@@ -90,6 +90,23 @@ static void test_zero_1_divides_the_optimizer_by_the_ranks(void) {
     EXPECT(shared.group_bytes[BUFFER_ACTIVATIONS] == alone.group_bytes[BUFFER_ACTIVATIONS]);
 }
 
+static void test_zero_2_keeps_of_the_gradients_a_share_and_what_is_on_its_way(void) {
+    struct plan_options o = gpt3_1_3b(RECOMPUTE_NONE);
+    struct plan plan;
+    o.model.ranks = 8;
+    o.zero_stage = 2;
+    o.model.layer_gradients = ZERO2_LAYER_GRADIENTS;
+    EXPECT(plan_make(&plan, &o) == STATUS_OK);
+    /* fp32: an eighth of all, the embeddings and final norm, two layers */
+    double c = 2048, once = c * (50304 + 2048 + 2), layer = 12 * c * c + 13 * c;
+    double expected = 4 * ((once + 24 * layer) / 8 + once + 2 * layer);
+    EXPECT_NEAR((double)plan.gradient_bytes, expected, 0.001 * expected);
+    EXPECT(plan.wire_bytes == 0);
+    o.reduce_dtype = DTYPE_BF16; /* two of the largest bucket */
+    EXPECT(plan_make(&plan, &o) == STATUS_OK);
+    EXPECT_NEAR((double)plan.wire_bytes, 2 * 2 * once, 0.001 * once);
+}
+
 static void test_largest_micro_batch_fits_and_one_more_does_not(void) {
     struct plan_options o = gpt3_1_3b(RECOMPUTE_GELU);
     o.device_bytes = (uint64_t)80 << 30;
@@ -135,6 +152,7 @@ int main(void) {
     RUN(test_parameters_are_counted_without_vocabulary_padding);
     RUN(test_activations_of_a_sequence_of_1_3b_at_2k);
     RUN(test_zero_1_divides_the_optimizer_by_the_ranks);
+    RUN(test_zero_2_keeps_of_the_gradients_a_share_and_what_is_on_its_way);
     RUN(test_largest_micro_batch_fits_and_one_more_does_not);
     RUN(test_standard_attention_plans_its_square_matrices);
     RUN(test_sizes_beyond_all_memory_do_not_wrap_around);

@@ -12,11 +12,13 @@
 #include "llmc/shard.h"
 #include "test.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -480,6 +482,114 @@ static void a_run_whose_reader_has_gone_goes_on_to_its_end(void) {
     }
 }
 
+/* ---- ranks that are started one by one and meet over TCP ---- */
+
+static int free_port(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    int file = socket(AF_INET, SOCK_STREAM, 0);
+    EXPECT(bind(file, (struct sockaddr *)&address, size) == 0);
+    EXPECT(getsockname(file, (struct sockaddr *)&address, &size) == 0);
+    close(file);
+    return ntohs(address.sin_port);
+}
+
+/* As torchrun, srun or a person would; rank `rank` of two. */
+static void rank_start(struct trainer *t, int rank, int port, const char *run_dir, const char *const *more) {
+    char rank_text[12], port_text[12];
+    snprintf(rank_text, sizeof rank_text, "%d", rank);
+    snprintf(port_text, sizeof port_text, "%d", port);
+    setenv("RANK", rank_text, 1);
+    setenv("WORLD_SIZE", "2", 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    setenv("MASTER_PORT", port_text, 1);
+    trainer_start(t, run_dir, more);
+    unsetenv("RANK");
+    unsetenv("WORLD_SIZE");
+    unsetenv("MASTER_ADDR");
+    unsetenv("MASTER_PORT");
+}
+
+static void ranks_started_one_by_one_train_as_those_forked(void) {
+    static const char *const forked[] = {
+        "--micro-batch", "2", "--ranks", "2", "--checkpoint-every", "8", NULL};
+    static const char *const placed[] = {"--micro-batch", "2", "--checkpoint-every", "8", NULL};
+    char run_dir[PATH_BYTES];
+    struct outcome reference;
+    struct trainer ranks[2];
+    snprintf(run_dir, sizeof run_dir, "%s/forked", folder);
+    run_to_end(run_dir, forked);
+    read_outcome(&reference, run_dir);
+    snprintf(run_dir, sizeof run_dir, "%s/placed", folder);
+    int port = free_port();
+    for (int rank = 1; rank >= 0; rank--) {
+        rank_start(&ranks[rank], rank, port, run_dir, placed);
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        EXPECT(trainer_wait(&ranks[rank]));
+        ended_well(&ranks[rank]);
+    }
+    finish_run(run_dir, &reference);
+    free_outcome(&reference);
+}
+
+static void ranks_started_one_by_one_restart_when_any_of_them_is_killed(void) {
+    static const char *const calm[] = {"--micro-batch", "4", "--checkpoint-every", "1", "--ranks", "2", NULL};
+    static const char *const more[] = {
+        "--micro-batch", "4", "--checkpoint-every", "1", "--max-restarts", "100", NULL};
+    enum { KILLS = 6 };
+    char run_dir[PATH_BYTES];
+    struct outcome reference;
+    struct trainer ranks[2];
+    uint64_t index = 0;
+    snprintf(run_dir, sizeof run_dir, "%s/restarts-placed-reference", folder);
+    run_to_end(run_dir, calm);
+    read_outcome(&reference, run_dir);
+    snprintf(run_dir, sizeof run_dir, "%s/restarts-placed", folder);
+    int port = free_port(), kills = 0;
+    for (int rank = 0; rank < 2; rank++) {
+        rank_start(&ranks[rank], rank, port, run_dir, more);
+    }
+    while (kills < KILLS && !trainer_ended(&ranks[0])) {
+        int before = saved_step(run_dir);
+        for (int i = 0; i < 2000 && saved_step(run_dir) == before && !trainer_ended(&ranks[0]); i++) {
+            usleep(1000); /* until they have met again */
+        }
+        pid_t process = find_rank(&ranks[draw(&index) < 0.5 ? 0 : 1], 0, 1);
+        kills += process > 0 && kill(process, SIGKILL) == 0;
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        EXPECT(trainer_wait(&ranks[rank]));
+        EXPECT(ranks[rank].ending == 0);
+        EXPECT_CONTAINS(ranks[rank].text, "restart 1 of 100");
+    }
+    finish_run(run_dir, &reference);
+    printf("    %d kills, seed %llu\n", kills, (unsigned long long)seed);
+    free_outcome(&reference);
+}
+
+static void a_rank_started_with_other_options_ends_both_with_a_line(void) {
+    static const char *const two[] = {"--micro-batch", "2", NULL};
+    static const char *const four[] = {"--micro-batch", "4", NULL};
+    static const char *const wrong[] = {"--micro-batch", "2", "--ranks", "4", NULL};
+    char run_dir[PATH_BYTES];
+    struct trainer ranks[2];
+    snprintf(run_dir, sizeof run_dir, "%s/differ", folder);
+    int port = free_port();
+    for (int rank = 0; rank < 2; rank++) {
+        rank_start(&ranks[rank], rank, port, run_dir, rank == 0 ? two : four);
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        EXPECT(trainer_wait(&ranks[rank]));
+        ended_for(&ranks[rank], STATUS_ERROR, "rank 1 has other options than rank 0");
+        EXPECT(ranks[rank].ending != 0);
+    }
+    rank_start(&ranks[0], 0, port, run_dir, wrong);
+    EXPECT(trainer_wait(&ranks[0]));
+    EXPECT_STRING(
+        ranks[0].text, "train_gpt: --ranks 4, but the environment started 2: leave the option out\n");
+}
+
 /* ---- ranks, ZeRO stages and micro-batches ---- */
 
 static void train_split(struct outcome *o, int ranks, int zero, int micro_batch) {
@@ -502,21 +612,51 @@ static void ranks_zero_stages_and_micro_batches_give_the_same_losses(void) {
     double largest = 0;
     for (int ranks = 1; ranks <= MAX_RANKS; ranks *= 2) {
         for (int micro_batch = 1; micro_batch <= 8 / ranks; micro_batch *= 2) {
-            struct outcome stage0, stage1;
+            struct outcome stage0, stage1, stage2;
             train_split(&stage0, ranks, 0, micro_batch);
             train_split(&stage1, ranks, 1, micro_batch);
+            train_split(&stage2, ranks, 2, micro_batch);
             EXPECT(same_losses(&stage0, &stage1));
             EXPECT(same_weights(&stage0, &stage1));
             for (int i = 0; i < reference.events && i < stage0.events; i++) {
                 double loss = reference.event[i].loss;
                 EXPECT_NEAR(stage0.event[i].loss, loss, 1e-6 * loss);
+                EXPECT_NEAR(stage2.event[i].loss, loss, 1e-6 * loss); /* adds up in another order */
                 largest = fmax(largest, fabs(stage0.event[i].loss - loss) / loss);
             }
             free_outcome(&stage0);
             free_outcome(&stage1);
+            free_outcome(&stage2);
         }
     }
     printf("    losses differ by %.1e of their value at most\n", largest);
+    free_outcome(&reference);
+}
+
+static void gradients_in_bf16_between_ranks_cost_little(void) {
+    static const char *const whole[] = {"--micro-batch", "2", "--ranks", "2", NULL};
+    struct outcome reference;
+    char run_dir[PATH_BYTES];
+    snprintf(run_dir, sizeof run_dir, "%s/fp32", folder);
+    run_to_end(run_dir, whole);
+    read_outcome(&reference, run_dir);
+    for (int zero = 0; zero <= 2; zero++) {
+        char stage[12];
+        struct outcome narrow;
+        snprintf(stage, sizeof stage, "%d", zero);
+        const char *const half[] = {
+            "--micro-batch", "2", "--ranks", "2", "--reduce-dtype", "bf16", "--zero", stage, NULL};
+        snprintf(run_dir, sizeof run_dir, "%s/bf16-%d", folder, zero);
+        run_to_end(run_dir, half);
+        read_outcome(&narrow, run_dir);
+        EXPECT(narrow.events == reference.events);
+        EXPECT(!same_weights(&narrow, &reference));
+        for (int i = 0; i < reference.events && i < narrow.events; i++) {
+            /* bf16 has 8 bits: a gradient is off by 0.4% at most, and noise averages out */
+            EXPECT_NEAR(narrow.event[i].loss, reference.event[i].loss, 1e-3 * reference.event[i].loss);
+        }
+        free_outcome(&narrow);
+    }
     free_outcome(&reference);
 }
 
@@ -553,6 +693,10 @@ int main(void) {
     RUN(a_run_restarts_by_itself_when_its_ranks_are_killed);
     RUN(a_single_rank_that_is_killed_is_restarted_too);
     RUN(a_run_whose_reader_has_gone_goes_on_to_its_end);
+    RUN(ranks_started_one_by_one_train_as_those_forked);
+    RUN(ranks_started_one_by_one_restart_when_any_of_them_is_killed);
+    RUN(a_rank_started_with_other_options_ends_both_with_a_line);
+    RUN(gradients_in_bf16_between_ranks_cost_little);
     RUN(ranks_zero_stages_and_micro_batches_give_the_same_losses);
     remove_tree(folder);
     return test_summary();
