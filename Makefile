@@ -84,7 +84,7 @@ endif
 
 # ---- sources -----------------------------------------------------------------------------------------------
 
-HOST_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard llmc/*.c) $(wildcard attention/*.c))
+HOST_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard llmc/*.c) $(wildcard attention/*.c) $(filter-out data/prepare.c,$(wildcard data/*.c)))
 CPU_OBJECTS := $(foreach p,f32 f64,$(patsubst %.c,$(BUILD)/%.$(p).o,$(wildcard llmc/cpu/*.c)))
 ifeq ($(HAVE_NVCC),yes)
 ATTENTION_OBJECTS := $(patsubst %.cu,$(BUILD)/%.o,$(filter-out attention/bench.cu,$(wildcard attention/*.cu)))

@@ -1,176 +1,147 @@
-/* build/prepare: text files -> token shards for training and for validation, and back.
+/* build/prepare: text -> token shards for training and for validation, and back.
 
-   One pass over the files in a fixed order, in pieces, so memory does not grow with the data; --train-bpe makes one
-   before it to learn the vocabulary. Each file is one document: end-of-text, then its tokens. A file goes to validation
-   when that brings validation's share of the bytes closer to --val-fraction; a single file is cut instead. Pieces are
-   gathered until there is work for all threads, encoded, and written in their order. Shards are written under temporary
-   names and get their own when all is done: a run that fails leaves nothing behind, and older shards untouched. */
+   One pass over the inputs in a fixed order, in pieces, so memory does not grow with the data; --train-bpe makes one
+   before it to learn the vocabulary. A document is end-of-text, then its tokens. An input goes to validation when that
+   brings validation's share of the bytes closer to --val-fraction; a single file is cut instead. Pieces are gathered
+   until there is work for all threads, encoded, and written in their order.
+
+     inputs.h     the list of files          source.h     the documents of one of them
+     output.h     tokens into shards         progress.h   what --resume goes on from
+
+   Shards are written under temporary names and get their own when all is done. Every now and then, with all pieces
+   written, the state is saved. A run that fails before it was saved leaves nothing behind; a later one, or a run that is
+   killed, leaves what --resume needs, and ends with the same bytes as one that nobody disturbed. */
+#include "data/progress.h"
+#include "data/inputs.h"
+#include "data/source.h"
 #include "llmc/bpe_train.h"
 #include "llmc/checksum.h"
 #include "llmc/json.h"
-#include "llmc/shard.h"
+#include "llmc/metrics.h"
 #include "llmc/tokenizer.h"
 #include "llmc/tokenizer_batch.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
     PIECE_BYTES = 1 << 20, /* of text encoded at once, at most; a word that is longer is cut */
     PIECES = 1024,         /* gathered at once, at most */
     MOST_THREADS = 256,
-    BUFFER_TOKENS = 1 << 16, /* written at once */
-    LOOK_BYTES = 8000,       /* a zero in so many first bytes: a binary file */
-    NOTES = 10               /* skipped files named one by one */
+    NOTES = 10 /* skipped files named one by one */
 };
 #define MAX_SHARD_TOKENS INT64_C(2000000000)
 #define MAX_VOCAB_SIZE 65536 /* a shard's tokens have 16 bits */
+static const double SAVE_SECONDS = 10, DRAW_SECONDS = 0.2;
 static const char end_of_text_name[] = "<|endoftext|>";
 enum { NAME_BYTES = sizeof end_of_text_name - 1 };
-
-/* One side of the split. */
-struct output {
-    const char *name;            /* "train", "val" */
-    struct shard_writer *writer; /* of the newest shard */
-    int shards;
-    int64_t shard_tokens; /* in the newest shard */
-    int64_t files, documents, bytes, tokens;
-    uint16_t *buffer; /* tokens not yet in a shard */
-    int64_t buffered;
-};
+enum side { TRAIN, VAL };
 
 /* Where a piece of text goes. */
 struct place {
-    struct output *output;
+    enum side side;
     bool begins_document;
 };
 
 struct job {
-    const char *out_dir, *tokenizer_name, *files_from;
+    const char *out_dir, *tokenizer_name, *files_from, *field;
     double val_fraction;
     int64_t shard_tokens, threads;
     int64_t train_bpe; /* tokens of the vocabulary to learn; 0: none */
-    bool overwrite, split_documents, decode, help;
-    char **paths; /* all that were given or listed */
-    size_t path_count;
+    bool overwrite, resume, split_documents, decode, help;
+    struct inputs inputs;
     bool single_file; /* one file is all there is */
     struct tokenizer *tokenizer;
     struct bpe_trainer *trainer; /* while words are counted: no shards are written */
-    struct output train, val;
-    int64_t skipped;
+    struct output outputs[2];
     char *text; /* of the pieces, and after them PIECE_BYTES for the next one */
     size_t text_used, text_capacity;
     struct tokenizer_piece pieces[PIECES];
     struct place places[PIECES];
     int piece_count;
+    /* where it is */
+    struct progress progress;
+    bool began; /* the unfinished shards that lie there are its own */
+    bool saved; /* and can be resumed */
+    int64_t saved_shards;
+    double saved_seconds, drawn_seconds, begin_seconds;
+    int64_t done_bytes;  /* of the inputs before this one */
+    int64_t begin_bytes; /* that an interrupted run did */
+    bool terminal;       /* stderr is one */
 };
-
-/* ---- shards ---- */
-
-static enum status shard_path(
-    const struct job *job, const struct output *output, int number, const char *suffix, char path[PATH_MAX]) {
-    char name[64];
-    snprintf(name, sizeof name, "%s_%06d.bin%s", output->name, number, suffix);
-    return path_join(path, PATH_MAX, job->out_dir, name);
-}
-
-/* Puts the buffer into the newest shard, or into a new one if the newest is full and the buffer too: no shard is
-   smaller than a full buffer unless it is the only one, for a shard smaller than a sequence is of no use. */
-static enum status output_flush(const struct job *job, struct output *output) {
-    bool buffer_full = output->buffered == min_i64(BUFFER_TOKENS, job->shard_tokens);
-    bool shard_full = output->shard_tokens + output->buffered > job->shard_tokens;
-    if (output->writer == NULL || (shard_full && buffer_full)) {
-        struct shard_writer *finished = output->writer;
-        output->writer = NULL;
-        CHECK(shard_finish(finished));
-        char path[PATH_MAX];
-        CHECK(shard_path(job, output, output->shards, ".tmp", path));
-        CHECK(shard_create(&output->writer, path));
-        output->shards++;
-        output->shard_tokens = 0;
-    }
-    CHECK(shard_append(output->writer, output->buffer, output->buffered));
-    output->shard_tokens += output->buffered;
-    output->buffered = 0;
-    return STATUS_OK;
-}
-
-static enum status output_tokens(
-    const struct job *job, struct output *output, const int32_t *tokens, size_t count) {
-    int64_t capacity = min_i64(BUFFER_TOKENS, job->shard_tokens);
-    for (size_t i = 0; i < count; i++) {
-        if (output->buffered == capacity) {
-            CHECK(output_flush(job, output));
-        }
-        output->buffer[output->buffered++] = (uint16_t)tokens[i];
-    }
-    output->tokens += (int64_t)count;
-    return STATUS_OK;
-}
-
-static enum status output_finish(const struct job *job, struct output *output) {
-    if (output->buffered > 0) {
-        CHECK(output_flush(job, output));
-    }
-    struct shard_writer *writer = output->writer;
-    output->writer = NULL;
-    return shard_finish(writer);
-}
-
-/* Gives the finished shards their names and removes those of an earlier run that are left over. */
-static enum status output_publish(const struct job *job, const struct output *output) {
-    char temporary[PATH_MAX], final[PATH_MAX];
-    for (int i = 0; i < output->shards; i++) {
-        CHECK(shard_path(job, output, i, ".tmp", temporary));
-        CHECK(shard_path(job, output, i, "", final));
-        if (rename(temporary, final) != 0) {
-            return fail("%s: cannot rename to %s: %s", temporary, final, strerror(errno));
-        }
-    }
-    for (int i = output->shards;; i++) {
-        CHECK(shard_path(job, output, i, "", final));
-        if (unlink(final) != 0) {
-            return errno == ENOENT ? STATUS_OK : fail("%s: cannot remove: %s", final, strerror(errno));
-        }
-    }
-}
-
-/* What a run that failed has left; nothing is left of one that did not. */
-static void output_discard(const struct job *job, struct output *output) {
-    shard_finish(output->writer);
-    output->writer = NULL;
-    for (int i = 0; i < output->shards; i++) {
-        char path[PATH_MAX];
-        if (shard_path(job, output, i, ".tmp", path) == STATUS_OK) {
-            unlink(path);
-        }
-    }
-}
 
 static enum status check_nothing_is_overwritten(const struct job *job, const struct output *output) {
     char path[PATH_MAX];
-    CHECK(shard_path(job, output, 0, "", path));
+    CHECK(output_shard_path(output, 0, "", path));
     if (!job->overwrite && path_exists(path)) {
         return fail("%s: is there already; choose another --out-dir or give --overwrite", path);
     }
     return STATUS_OK;
 }
 
+/* ---- where it is ---- */
+
+/* One line that is drawn over itself. */
+static void draw_bar(struct job *job, const struct source *source) {
+    double now = time_seconds(), seconds = now - job->begin_seconds;
+    if (!job->terminal || now - job->drawn_seconds < DRAW_SECONDS) {
+        return;
+    }
+    int64_t done = job->done_bytes + source->offset, total = job->inputs.bytes;
+    double rate = (double)(done - job->begin_bytes) / seconds;
+    char of_bytes[32], all_bytes[32], eta[32];
+    job->drawn_seconds = now;
+    format_bytes(of_bytes, sizeof of_bytes, (uint64_t)done);
+    format_bytes(all_bytes, sizeof all_bytes, (uint64_t)total);
+    format_duration(eta, sizeof eta, (double)(total - done) / rate);
+    const char *what = job->trainer != NULL ? "counting words" : "encoding";
+    if (total >= done && total > 0) {
+        fprintf(stderr, "\r%s  %3d%%  %s of %s  %.1f MB/s  ETA %s\033[K", what, (int)(100 * done / total),
+            of_bytes, all_bytes, 1e-6 * rate, eta);
+    } else { /* how much comes through standard input nobody knows */
+        fprintf(stderr, "\r%s  %s  %.1f MB/s\033[K", what, of_bytes, 1e-6 * rate);
+    }
+}
+
+static void end_bar(const struct job *job) {
+    if (job->drawn_seconds > 0) {
+        fputs("\r\033[K", stderr);
+    }
+}
+
+/* After all pieces are written: the inputs up to `offset` of this one are in the outputs. */
+static enum status save_if_due(struct job *job, int64_t offset, int64_t line, bool begins_document) {
+    const struct output *const outputs[2] = {&job->outputs[TRAIN], &job->outputs[VAL]};
+    int64_t shards = outputs[TRAIN]->state.shards + outputs[VAL]->state.shards;
+    double now = time_seconds();
+    if (job->trainer != NULL || (shards <= job->saved_shards && now - job->saved_seconds < SAVE_SECONDS)) {
+        return STATUS_OK;
+    }
+    job->progress.offset = offset;
+    job->progress.line = line;
+    job->progress.document = begins_document;
+    CHECK(output_sync(&job->outputs[TRAIN]));
+    CHECK(output_sync(&job->outputs[VAL]));
+    CHECK(progress_save(job->out_dir, &job->progress, outputs));
+    job->saved = true;
+    job->saved_shards = shards;
+    job->saved_seconds = now;
+    return STATUS_OK;
+}
+
 /* ---- pieces of text ---- */
 
 static enum status write_piece(
-    const struct job *job, const struct place *place, const struct tokenizer_piece *piece) {
+    struct job *job, const struct place *place, const struct tokenizer_piece *piece) {
+    struct output *output = &job->outputs[place->side];
     if (place->begins_document) {
         int32_t end_of_text = tokenizer_end_of_text(job->tokenizer);
-        CHECK(output_tokens(job, place->output, &end_of_text, 1));
+        CHECK(output_tokens(output, &end_of_text, 1));
     }
-    return output_tokens(job, place->output, piece->tokens, piece->count);
+    return output_tokens(output, piece->tokens, piece->count);
 }
 
 static enum status encode_pieces(struct job *job) {
@@ -188,7 +159,7 @@ static enum status encode_pieces(struct job *job) {
 /* A vocabulary is learnt from what the model will learn from. */
 static enum status count_words(struct job *job) {
     for (int i = 0; i < job->piece_count; i++) {
-        if (job->places[i].output == &job->train) {
+        if (job->places[i].side == TRAIN) {
             CHECK(bpe_trainer_add(job->trainer, job->pieces[i].text, job->pieces[i].bytes));
         }
     }
@@ -203,21 +174,28 @@ static enum status finish_pieces(struct job *job) {
 }
 
 /* Room for another piece; the `rest` bytes that lie behind the last one are its beginning. */
-static enum status make_room(struct job *job, size_t rest) {
+static enum status make_room(
+    struct job *job, const struct source *source, size_t rest, bool begins_document) {
     if (job->piece_count < PIECES && job->text_capacity - job->text_used >= PIECE_BYTES) {
         return STATUS_OK;
     }
     size_t rest_at = job->text_used;
     CHECK(finish_pieces(job));
     memmove(job->text, job->text + rest_at, rest);
-    return STATUS_OK;
+    draw_bar(job, source);
+    if (source->field == NULL) {
+        return save_if_due(job, source->offset - (int64_t)rest, 0, begins_document);
+    }
+    /* within a line there is no place in the file to go on from */
+    bool at_begin = begins_document && rest == 0;
+    return at_begin ? save_if_due(job, source->document_offset, source->document_line, true) : STATUS_OK;
 }
 
-static void add_piece(struct job *job, struct output *output, bool begins_document, size_t bytes) {
+static void add_piece(struct job *job, enum side side, bool begins_document, size_t bytes) {
     job->pieces[job->piece_count] = (struct tokenizer_piece){job->text + job->text_used, bytes, NULL, 0};
-    job->places[job->piece_count++] = (struct place){output, begins_document};
+    job->places[job->piece_count++] = (struct place){side, begins_document};
     job->text_used += bytes;
-    output->documents += begins_document;
+    job->outputs[side].state.documents += begins_document;
 }
 
 /* How much of the text can be encoded before more of it is read; all, if it is a single word of a whole piece. The name
@@ -231,28 +209,25 @@ static size_t find_piece(const struct job *job, const char *text, size_t bytes) 
 
 /* ---- documents ---- */
 
-/* At most `bytes` bytes of the file from where it stands: a document, or several with --split-documents. */
-static enum status add_text(
-    struct job *job, struct output *output, FILE *file, const char *path, int64_t bytes) {
+/* A document of the source, or several with --split-documents; with begins_document false the rest of one. */
+static enum status add_document(
+    struct job *job, enum side side, struct source *source, bool begins_document) {
     size_t rest = 0; /* bytes that were read and are in no piece yet */
-    bool begins_document = true, at_end = false;
+    bool at_end = false;
     const char *name = NULL; /* of the end of text, where it is next */
-    output->files++;
     while (!at_end || name != NULL) {
-        CHECK(make_room(job, rest));
+        CHECK(make_room(job, source, rest, begins_document));
         char *text = job->text + job->text_used;
-        size_t got = fread(text + rest, 1, (size_t)min_i64((int64_t)(PIECE_BYTES - rest), bytes), file);
-        if (ferror(file)) {
-            return fail("%s: cannot read: %s", path, strerror(errno));
+        size_t got = 0;
+        if (!at_end) {
+            CHECK(source_read(source, text + rest, PIECE_BYTES - rest, &got, &at_end));
         }
-        bytes -= (int64_t)got;
-        output->bytes += (int64_t)got;
+        job->outputs[side].state.bytes += (int64_t)got;
         rest += got;
-        at_end = bytes == 0 || (got == 0 && rest < PIECE_BYTES);
         name = job->split_documents ? memmem(text, rest, end_of_text_name, NAME_BYTES) : NULL;
         size_t piece = name != NULL ? (size_t)(name - text) : at_end ? rest : find_piece(job, text, rest);
         if (piece > 0) {
-            add_piece(job, output, begins_document, piece);
+            add_piece(job, side, begins_document, piece);
             begins_document = false;
             rest -= piece;
         }
@@ -265,161 +240,120 @@ static enum status add_text(
     return STATUS_OK;
 }
 
-/* Where the training part of a single file ends: after the line in which its share is reached. */
-static int64_t find_cut(FILE *file, int64_t size, double val_fraction) {
-    int64_t share = (int64_t)((double)size * (1 - val_fraction)), cut = share;
-    fseeko(file, share, SEEK_SET);
-    for (int byte; (byte = getc(file)) != EOF;) {
-        cut++;
-        if (byte == '\n') {
-            break;
+/* Does validation come closer to its share with so many more bytes? */
+static bool belongs_to_val(const struct job *job, int64_t bytes) {
+    int64_t train = job->outputs[TRAIN].state.bytes, val = job->outputs[VAL].state.bytes;
+    return (double)val + 0.5 * (double)bytes < job->val_fraction * (double)(train + val + bytes);
+}
+
+/* The source up to its end. Documents of JSON lines that come through standard input are shared out one by one. */
+static enum status add_source(struct job *job, enum side side, struct source *source, bool resumed) {
+    bool begins_document = !resumed || job->progress.document != 0, there;
+    bool one_by_one = source->field != NULL && strcmp(source->path, "-") == 0;
+    job->progress.side = side;
+    job->outputs[side].state.files += !resumed;
+    for (;;) {
+        CHECK(source_next(source, &there));
+        if (!there) {
+            return STATUS_OK;
         }
+        if (one_by_one) {
+            side = belongs_to_val(job, (int64_t)source->text_bytes) ? VAL : TRAIN;
+        }
+        CHECK(add_document(job, side, source, begins_document));
+        begins_document = true;
     }
-    rewind(file);
+}
+
+/* Where the training part of a single file ends: after the line in which its share is reached. */
+static int64_t find_cut(const char *path, int64_t size, double val_fraction) {
+    int64_t share = (int64_t)((double)size * (1 - val_fraction)), cut = share;
+    FILE *file = fopen(path, "rbe");
+    if (file != NULL) { /* if not, reading it will tell */
+        fseeko(file, share, SEEK_SET);
+        for (int byte; (byte = getc(file)) != EOF;) {
+            cut++;
+            if (byte == '\n') {
+                break;
+            }
+        }
+        fclose(file);
+    }
     return cut < size ? cut : share;
 }
 
-static bool looks_binary(FILE *file) {
-    char start[LOOK_BYTES];
-    size_t got = fread(start, 1, sizeof start, file);
-    rewind(file);
-    return memchr(start, 0, got) != NULL;
-}
-
-static enum status add_open_file(struct job *job, FILE *file, const char *path, int64_t size) {
-    if (size == 0 || looks_binary(file)) {
-        if (++job->skipped <= NOTES && job->trainer == NULL) { /* not twice */
-            fprintf(stderr, "note: %s: skipped, it %s\n", path, size == 0 ? "is empty" : "is binary");
+/* The part of an input that ends at `end`. */
+static enum status add_part(
+    struct job *job, const struct input *input, enum side side, int64_t begin, int64_t end, bool resumed) {
+    struct source source = {.path = input->path, .field = job->field, .end = end, .offset = begin};
+    if (resumed) {
+        source.offset = job->progress.offset;
+        source.line = job->progress.line;
+    }
+    enum status status = source_open(&source);
+    if (status == STATUS_OK) {
+        bool binary = !resumed && source.field == NULL && source_is_binary(&source);
+        if (!binary && end > 0) {
+            status = add_source(job, side, &source, resumed);
+        } else if (++job->progress.skipped <= NOTES && job->trainer == NULL) { /* not twice */
+            fprintf(stderr, "note: %s: skipped, it %s\n", input->path, end == 0 ? "is empty" : "is binary");
         }
-        return STATUS_OK;
     }
-    if (job->single_file && job->val_fraction > 0) {
-        int64_t train_bytes = find_cut(file, size, job->val_fraction);
-        CHECK(add_text(job, &job->train, file, path, train_bytes));
-        return add_text(job, &job->val, file, path, size - train_bytes);
-    }
-    double all_bytes = (double)(job->train.bytes + job->val.bytes + size);
-    bool to_val = (double)job->val.bytes + 0.5 * (double)size < job->val_fraction * all_bytes;
-    return add_text(job, to_val ? &job->val : &job->train, file, path, size);
-}
-
-static enum status add_file(struct job *job, const char *path, int64_t size) {
-    FILE *file = fopen(path, "rbe");
-    if (file == NULL) {
-        return fail("%s: cannot open: %s", path, strerror(errno));
-    }
-    enum status status = add_open_file(job, file, path, size);
-    fclose(file);
+    source_close(&source);
     return status;
 }
 
-static int not_hidden(const struct dirent *entry) {
-    return entry->d_name[0] != '.';
-}
-
-static int by_name(const struct dirent **a, const struct dirent **b) {
-    return strcmp((*a)->d_name, (*b)->d_name);
-}
-
-/* A file, or the files below a folder in the order of their names, without hidden ones. Links inside folders are
-   followed to files only: links to folders may go round in circles. */
-static enum status add_path(struct job *job, const char *path, bool in_folder) {
-    struct stat info, target;
-    if (lstat(path, &info) != 0) {
-        return fail("%s: cannot read: %s", path, strerror(errno));
-    }
-    if (S_ISLNK(info.st_mode)) {
-        bool broken = stat(path, &target) != 0;
-        if (in_folder && (broken || !S_ISREG(target.st_mode))) {
+static enum status add_input(struct job *job, const struct input *input, bool resumed) {
+    bool standard = strcmp(input->path, "-") == 0;
+    int64_t end = standard ? INT64_MAX : input->bytes;
+    if (job->single_file && job->val_fraction > 0 && end > 0) {
+        int64_t cut = find_cut(input->path, end, job->val_fraction);
+        bool train_done = resumed && job->progress.side == VAL;
+        if (!train_done) {
+            CHECK(add_part(job, input, TRAIN, 0, cut, resumed));
+        }
+        if (job->progress.skipped > 0) { /* binary */
             return STATUS_OK;
         }
-        if (broken) {
-            return fail("%s: cannot read: %s", path, strerror(errno));
-        }
-        info = target;
+        return add_part(job, input, VAL, cut, end, train_done);
     }
-    if (S_ISREG(info.st_mode)) {
-        return add_file(job, path, info.st_size);
-    }
-    if (!S_ISDIR(info.st_mode)) {
-        return in_folder ? STATUS_OK : fail("%s: is neither a file nor a folder", path);
-    }
-    struct dirent **entries;
-    int count = scandir(path, &entries, not_hidden, by_name);
-    if (count < 0) {
-        return fail("%s: cannot list: %s", path, strerror(errno));
-    }
-    enum status status = STATUS_OK;
-    for (int i = 0; i < count; i++) {
-        char *child = NULL;
-        if (status == STATUS_OK && asprintf(&child, "%s/%s", path, entries[i]->d_name) < 0) {
-            status = fail_as(STATUS_OUT_OF_MEMORY, "out of memory");
-        }
-        if (status == STATUS_OK) {
-            status = add_path(job, child, true);
-            free(child);
-        }
-        free(entries[i]);
-    }
-    free(entries);
-    return status;
+    enum side side = resumed                                          ? (enum side)job->progress.side
+                     : !standard && belongs_to_val(job, input->bytes) ? VAL
+                                                                      : TRAIN;
+    return add_part(job, input, side, 0, end, resumed);
 }
 
-/* ---- the run ---- */
-
-static enum status add_to_paths(struct job *job, const char *path) {
-    char **grown = realloc(job->paths, (job->path_count + 1) * sizeof *grown);
-    if (grown == NULL) {
-        return fail_as(STATUS_OUT_OF_MEMORY, "out of host memory: %zu paths", job->path_count);
-    }
-    job->paths = grown;
-    job->paths[job->path_count] = string_copy(path);
-    return job->paths[job->path_count++] != NULL ? STATUS_OK : STATUS_OUT_OF_MEMORY;
-}
-
-/* Paths, one a line. */
-static enum status read_paths(struct job *job, const char *list) {
-    FILE *file = strcmp(list, "-") == 0 ? stdin : fopen(list, "re");
-    if (file == NULL) {
-        return fail("--files-from %s: cannot open: %s", list, strerror(errno));
-    }
-    enum status status = STATUS_OK;
-    char *line = NULL;
-    size_t capacity = 0;
-    for (ssize_t length; status == STATUS_OK && (length = getline(&line, &capacity, file)) >= 0;) {
-        if (length > 0 && line[length - 1] == '\n') {
-            line[length - 1] = 0;
+static enum status add_inputs(struct job *job, bool resumed) {
+    job->begin_seconds = job->saved_seconds = time_seconds();
+    job->done_bytes = 0;
+    for (int64_t i = 0; i < job->inputs.count; i++) {
+        if (!resumed || i >= job->progress.input) {
+            bool here = resumed && i == job->progress.input;
+            if (here) {
+                job->begin_bytes = job->done_bytes + job->progress.offset;
+            }
+            job->progress.input = i;
+            CHECK(add_input(job, &job->inputs.files[i], here));
         }
-        if (line[0] != 0) {
-            status = add_to_paths(job, line);
-        }
+        job->done_bytes += job->inputs.files[i].bytes;
     }
-    free(line);
-    if (file != stdin) {
-        fclose(file);
-    }
-    return status;
-}
-
-static enum status add_all_paths(struct job *job) {
-    for (size_t i = 0; i < job->path_count; i++) {
-        CHECK(add_path(job, job->paths[i], false));
-    }
-    if (job->train.documents == 0) {
+    if (job->outputs[TRAIN].state.documents == 0) {
         return fail("no text found; give text files, or folders with text files");
     }
     return finish_pieces(job);
 }
 
+/* ---- the run ---- */
+
 static enum status train_vocabulary(struct job *job) {
     CHECK(bpe_trainer_create(&job->trainer, 0));
-    CHECK(add_all_paths(job));
+    CHECK(add_inputs(job, false));
     CHECK(bpe_trainer_finish(job->trainer, (int)job->train_bpe, &job->tokenizer));
     bpe_trainer_free(job->trainer);
     job->trainer = NULL;
-    job->train.files = job->train.documents = job->train.bytes = 0;
-    job->val.files = job->val.documents = job->val.bytes = 0;
-    job->skipped = 0;
+    memset(&job->outputs[TRAIN].state, 0, sizeof job->outputs[TRAIN].state);
+    memset(&job->outputs[VAL].state, 0, sizeof job->outputs[VAL].state);
+    job->progress.skipped = 0;
     if (tokenizer_vocab_size(job->tokenizer) < job->train_bpe) {
         fprintf(stderr, "note: the text gives a vocabulary of only %d tokens\n",
             tokenizer_vocab_size(job->tokenizer));
@@ -436,14 +370,75 @@ static enum status open_tokenizer(struct job *job) {
     return STATUS_OK;
 }
 
+/* Runs with the same number write the same shards. */
+static uint64_t number_of_run(const struct job *job) {
+    struct xxh64 checksum;
+    xxh64_init(&checksum);
+    xxh64_update(&checksum, &job->val_fraction, sizeof job->val_fraction);
+    xxh64_update(&checksum, &job->shard_tokens, sizeof job->shard_tokens);
+    xxh64_update(&checksum, &job->split_documents, sizeof job->split_documents);
+    if (job->field != NULL) {
+        xxh64_update(&checksum, job->field, strlen(job->field) + 1);
+    }
+    for (int32_t token = 0; token < tokenizer_vocab_size(job->tokenizer); token++) {
+        size_t bytes;
+        const char *text = tokenizer_token_bytes(job->tokenizer, token, &bytes);
+        xxh64_update(&checksum, &bytes, sizeof bytes);
+        xxh64_update(&checksum, text, bytes);
+    }
+    for (int64_t i = 0; i < job->inputs.count; i++) {
+        const struct input *input = &job->inputs.files[i];
+        xxh64_update(&checksum, input->path, strlen(input->path) + 1);
+        xxh64_update(&checksum, &input->bytes, sizeof input->bytes);
+        xxh64_update(&checksum, &input->modified, sizeof input->modified);
+    }
+    return xxh64_digest(&checksum);
+}
+
+/* Sets *resumed if there is an interrupted run to go on with. */
+static enum status begin_or_resume(struct job *job, bool *resumed) {
+    struct output *const outputs[2] = {&job->outputs[TRAIN], &job->outputs[VAL]};
+    struct progress interrupted;
+    bool there = false;
+    uint64_t number = number_of_run(job);
+    *resumed = false;
+    if (!job->overwrite || job->resume) {
+        CHECK(progress_load(job->out_dir, &interrupted, outputs, &there));
+    }
+    if (there && !job->resume) {
+        return fail("%s: an interrupted run is in it; --resume goes on with it, --overwrite begins anew",
+            job->out_dir);
+    }
+    if (there && interrupted.run != number) {
+        return fail(
+            "--resume: the interrupted run in %s had other options or inputs; give the same, or begin anew "
+            "with --overwrite",
+            job->out_dir);
+    }
+    if (there) {
+        job->progress = interrupted;
+        job->began = job->saved = *resumed = true;
+        job->saved_shards = outputs[TRAIN]->state.shards + outputs[VAL]->state.shards;
+        CHECK(output_continue(outputs[TRAIN]));
+        return output_continue(outputs[VAL]);
+    }
+    job->progress.run = number;
+    CHECK(check_nothing_is_overwritten(job, outputs[TRAIN]));
+    CHECK(check_nothing_is_overwritten(job, outputs[VAL]));
+    CHECK(progress_remove(job->out_dir));
+    output_discard(outputs[TRAIN]);
+    output_discard(outputs[VAL]);
+    job->began = true;
+    return STATUS_OK;
+}
+
 /* ---- the manifest ---- */
 
-static enum status write_shard_entry(
-    const struct job *job, const struct output *output, int number, struct json_writer *w) {
+static enum status write_shard_entry(const struct output *output, int64_t number, struct json_writer *w) {
     char path[PATH_MAX], digits[24];
     struct shard shard;
     uint64_t digest;
-    CHECK(shard_path(job, output, number, "", path));
+    CHECK(output_shard_path(output, number, "", path));
     CHECK(xxh64_file(path, &digest));
     CHECK(shard_open(&shard, path));
     shard_close(&shard);
@@ -459,21 +454,20 @@ static enum status write_shard_entry(
     return STATUS_OK;
 }
 
-static enum status write_output_entry(
-    const struct job *job, const struct output *output, struct json_writer *w) {
+static enum status write_output_entry(const struct output *output, struct json_writer *w) {
     json_key(w, output->name);
     json_begin_object(w);
     json_key(w, "documents");
-    json_integer(w, output->documents);
+    json_integer(w, output->state.documents);
     json_key(w, "text_bytes");
-    json_integer(w, output->bytes);
+    json_integer(w, output->state.bytes);
     json_key(w, "tokens");
-    json_integer(w, output->tokens);
+    json_integer(w, output->state.tokens);
     json_key(w, "shards");
     json_begin_array(w);
     enum status status = STATUS_OK;
-    for (int i = 0; i < output->shards && status == STATUS_OK; i++) {
-        status = write_shard_entry(job, output, i, w);
+    for (int64_t i = 0; i < output->state.shards && status == STATUS_OK; i++) {
+        status = write_shard_entry(output, i, w);
     }
     json_end_array(w);
     json_end_object(w);
@@ -493,8 +487,8 @@ static enum status write_manifest(const struct job *job) {
     json_integer(&w, tokenizer_vocab_size(job->tokenizer));
     json_key(&w, "end_of_text");
     json_integer(&w, tokenizer_end_of_text(job->tokenizer));
-    enum status train_status = write_output_entry(job, &job->train, &w);
-    enum status val_status = write_output_entry(job, &job->val, &w);
+    enum status train_status = write_output_entry(&job->outputs[TRAIN], &w);
+    enum status val_status = write_output_entry(&job->outputs[VAL], &w);
     json_end_object(&w);
     CHECK(json_writer_finish(&w, &text, &bytes));
     enum status status = train_status != STATUS_OK ? train_status : val_status;
@@ -511,41 +505,64 @@ static enum status write_manifest(const struct job *job) {
 /* ---- text to shards, shards to text ---- */
 
 static enum status publish(struct job *job) {
-    CHECK(output_finish(job, &job->train));
-    CHECK(output_finish(job, &job->val));
-    CHECK(output_publish(job, &job->train));
-    CHECK(output_publish(job, &job->val));
+    for (int side = TRAIN; side <= VAL; side++) {
+        CHECK(output_finish(&job->outputs[side]));
+    }
+    for (int side = TRAIN; side <= VAL; side++) {
+        CHECK(output_publish(&job->outputs[side]));
+    }
     if (job->train_bpe > 0) {
         CHECK(tokenizer_save(job->tokenizer, job->out_dir));
     }
     if (strcmp(job->tokenizer_name, "bytes") != 0) {
         CHECK(write_manifest(job));
     }
+    CHECK(progress_remove(job->out_dir));
+    job->saved = false;
     return file_sync(job->out_dir);
 }
 
-static enum status write_shards(struct job *job, char **paths, int path_count) {
+static enum status list_inputs(struct job *job, char **paths, int path_count) {
+    bool list_is_standard = job->files_from != NULL && strcmp(job->files_from, "-") == 0;
+    int texts = 0; /* from standard input */
     for (int i = 0; i < path_count; i++) {
-        CHECK(add_to_paths(job, paths[i]));
+        texts += strcmp(paths[i], "-") == 0;
+        CHECK(inputs_add(&job->inputs, paths[i]));
+    }
+    if (texts + list_is_standard > 1) {
+        return fail("-: standard input can be read once only");
+    }
+    if (texts > 0 && job->train_bpe > 0) {
+        return fail("--train-bpe reads its text twice, which standard input cannot be; give files");
     }
     if (job->files_from != NULL) {
-        CHECK(read_paths(job, job->files_from));
+        CHECK(inputs_add_list(&job->inputs, job->files_from));
     }
+    job->single_file =
+        path_count == 1 && job->files_from == NULL && texts == 0 && !path_is_directory(paths[0]);
+    return STATUS_OK;
+}
+
+static enum status write_shards(struct job *job, char **paths, int path_count) {
+    bool resumed;
+    CHECK(list_inputs(job, paths, path_count));
     if (job->train_bpe == 0) {
         CHECK(open_tokenizer(job));
     }
     job->text_capacity = (size_t)(2 * job->threads + 1) * PIECE_BYTES;
     CHECK(ALLOCATE(job->text, job->text_capacity));
-    CHECK(ALLOCATE(job->train.buffer, BUFFER_TOKENS));
-    CHECK(ALLOCATE(job->val.buffer, BUFFER_TOKENS));
+    CHECK(output_create(&job->outputs[TRAIN], job->out_dir, "train", job->shard_tokens));
+    CHECK(output_create(&job->outputs[VAL], job->out_dir, "val", job->shard_tokens));
     CHECK(make_directories(job->out_dir));
-    CHECK(check_nothing_is_overwritten(job, &job->train));
-    CHECK(check_nothing_is_overwritten(job, &job->val));
-    job->single_file = path_count == 1 && job->files_from == NULL && !path_is_directory(paths[0]);
+    if (job->train_bpe > 0 && !job->resume) { /* before words are counted for long */
+        CHECK(check_nothing_is_overwritten(job, &job->outputs[TRAIN]));
+        CHECK(check_nothing_is_overwritten(job, &job->outputs[VAL]));
+    }
     if (job->train_bpe > 0) {
         CHECK(train_vocabulary(job));
     }
-    CHECK(add_all_paths(job));
+    CHECK(begin_or_resume(job, &resumed));
+    CHECK(add_inputs(job, resumed));
     return publish(job);
 }
 
@@ -584,35 +601,36 @@ static enum status decode_shard(const struct job *job, const char *path, uint16_
 
 static enum status decode_shards(struct job *job, char **paths, int path_count) {
     CHECK(open_tokenizer(job));
-    CHECK(ALLOCATE(job->train.buffer, BUFFER_TOKENS));
+    CHECK(output_create(&job->outputs[TRAIN], "", "train", job->shard_tokens)); /* for its buffer */
     for (int i = 0; i < path_count; i++) {
-        CHECK(decode_shard(job, paths[i], job->train.buffer, stdout));
+        CHECK(decode_shard(job, paths[i], job->outputs[TRAIN].buffer, stdout));
     }
     return fflush(stdout) == 0 ? STATUS_OK : fail("cannot write the text: %s", strerror(errno));
 }
 
 static void print_summary(const struct job *job) {
-    const struct output *outputs[] = {&job->train, &job->val};
-    for (int i = 0; i < 2; i++) {
-        const struct output *output = outputs[i];
-        printf("%-5s  %8" PRId64 " files  %14" PRId64 " tokens  %6d shards  %s/%s_*.bin\n", output->name,
-            output->files, output->tokens, output->shards, job->out_dir, output->name);
+    for (int side = TRAIN; side <= VAL; side++) {
+        const struct output *output = &job->outputs[side];
+        printf("%-5s  %8" PRId64 " files  %14" PRId64 " tokens  %6" PRId64 " shards  %s/%s_*.bin\n",
+            output->name, output->state.files, output->state.tokens, output->state.shards, job->out_dir,
+            output->name);
     }
-    if (job->skipped > 0) {
-        fprintf(stderr, "note: skipped %" PRId64 " binary or empty files in all\n", job->skipped);
+    if (job->progress.skipped > 0) {
+        fprintf(stderr, "note: skipped %" PRId64 " binary or empty files in all\n", job->progress.skipped);
     }
-    if (job->val.shards == 0 && job->val_fraction > 0) {
+    if (job->outputs[VAL].state.shards == 0 && job->val_fraction > 0) {
         fprintf(stderr, "note: no file fell to validation; give more files or a larger --val-fraction\n");
     }
 }
 
 static const char help_text[] =
-    "usage: build/prepare [options] FILE_OR_FOLDER...\n"
+    "usage: build/prepare [options] FILE_OR_FOLDER_OR_-...\n"
     "       build/prepare --decode [--tokenizer NAME] SHARD...\n"
     "\n"
     "Turns text into token shards: train_000000.bin, ... to learn from and val_000000.bin, ... to measure "
     "on.\n"
-    "Every file is one document. Folders are searched to the bottom; hidden and binary files are left out.\n"
+    "Every file is one document. Folders are searched to the bottom; hidden and binary files are left out;\n"
+    "- is standard input. Shows how far it is where stderr is a terminal.\n"
     "\n"
     "  --out-dir DIR         where the shards go (data/tokens)\n"
     "  --tokenizer NAME      bytes: each byte a token, 256 ends a text; vocabulary 257 (bytes)\n"
@@ -627,8 +645,10 @@ static const char help_text[] =
     "                        file (0.1)\n"
     "  --shard-tokens N      a new shard is begun after N tokens, 1 to 2000000000 (100000000)\n"
     "  --files-from FILE     also take the paths in FILE, one a line; - reads them from standard input\n"
+    "  --field NAME          files are JSON lines: each line an object, its member NAME a document\n"
     "  --split-documents     a text <|endoftext|> in a file begins another document\n"
     "  --overwrite           replace shards that are in DIR already\n"
+    "  --resume              go on where a run with the same options and files was interrupted, if one was\n"
     "  --threads N           that encode, 1 to 256 (as many as cores)\n"
     "  --decode              print the text of shards; documents begin with <|endoftext|>\n"
     "  --help                this text\n"
@@ -665,8 +685,10 @@ enum option_id {
     VAL_FRACTION,
     SHARD_TOKENS,
     FILES_FROM,
+    FIELD,
     SPLIT_DOCUMENTS,
     OVERWRITE,
+    RESUME,
     THREADS,
     DECODE,
     HELP
@@ -689,11 +711,17 @@ static enum status take_option(struct job *job, int option) {
     case FILES_FROM:
         job->files_from = optarg;
         break;
+    case FIELD:
+        job->field = optarg;
+        break;
     case SPLIT_DOCUMENTS:
         job->split_documents = true;
         break;
     case OVERWRITE:
         job->overwrite = true;
+        break;
+    case RESUME:
+        job->resume = true;
         break;
     case THREADS:
         return parse_count("threads", 1, MOST_THREADS, &job->threads);
@@ -712,10 +740,10 @@ static enum status parse_options(struct job *job, int argc, char **argv) {
         {"tokenizer", required_argument, NULL, TOKENIZER}, {"train-bpe", required_argument, NULL, TRAIN_BPE},
         {"val-fraction", required_argument, NULL, VAL_FRACTION},
         {"shard-tokens", required_argument, NULL, SHARD_TOKENS},
-        {"files-from", required_argument, NULL, FILES_FROM},
+        {"files-from", required_argument, NULL, FILES_FROM}, {"field", required_argument, NULL, FIELD},
         {"split-documents", no_argument, NULL, SPLIT_DOCUMENTS}, {"overwrite", no_argument, NULL, OVERWRITE},
-        {"threads", required_argument, NULL, THREADS}, {"decode", no_argument, NULL, DECODE},
-        {"help", no_argument, NULL, HELP}, {NULL, 0, NULL, 0}};
+        {"resume", no_argument, NULL, RESUME}, {"threads", required_argument, NULL, THREADS},
+        {"decode", no_argument, NULL, DECODE}, {"help", no_argument, NULL, HELP}, {NULL, 0, NULL, 0}};
     opterr = 0;
     for (int option; !job->help && (option = getopt_long(argc, argv, ":", table, NULL)) != -1;) {
         if (option == ':') {
@@ -737,17 +765,16 @@ static enum status parse_options(struct job *job, int argc, char **argv) {
 }
 
 static void clear(struct job *job) {
-    output_discard(job, &job->train);
-    output_discard(job, &job->val);
-    for (size_t i = 0; i < job->path_count; i++) {
-        free(job->paths[i]);
+    for (int side = TRAIN; side <= VAL; side++) {
+        if (job->began && !job->saved) {
+            output_discard(&job->outputs[side]);
+        }
+        output_free(&job->outputs[side]);
     }
-    free(job->paths);
+    inputs_free(&job->inputs);
     tokenizer_close(job->tokenizer);
     bpe_trainer_free(job->trainer);
     free(job->text);
-    free(job->train.buffer);
-    free(job->val.buffer);
     free(job);
 }
 
@@ -763,9 +790,14 @@ static enum status run(struct job *job, int argc, char **argv) {
     if (job->decode) {
         return decode_shards(job, argv + optind, argc - optind);
     }
-    CHECK(write_shards(job, argv + optind, argc - optind));
-    print_summary(job);
-    return STATUS_OK;
+    enum status status = write_shards(job, argv + optind, argc - optind);
+    end_bar(job);
+    if (status == STATUS_OK) {
+        print_summary(job);
+    } else if (job->saved) {
+        status = fail_as(status, "%s; --resume goes on where it stopped", error_message());
+    }
+    return status;
 }
 
 int main(int argc, char **argv) {
@@ -776,8 +808,7 @@ int main(int argc, char **argv) {
         job->val_fraction = 0.1;
         job->shard_tokens = 100000000;
         job->threads = max_i64(1, min_i64(sysconf(_SC_NPROCESSORS_ONLN), MOST_THREADS));
-        job->train.name = "train";
-        job->val.name = "val";
+        job->terminal = isatty(STDERR_FILENO) == 1;
         status = run(job, argc, argv);
         clear(job);
     }

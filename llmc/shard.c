@@ -122,23 +122,59 @@ static enum status close_writer(struct shard_writer *writer, enum status status)
     return status;
 }
 
-enum status shard_create(struct shard_writer **out, const char *path) {
+/* `mode` as fopen has it. */
+static enum status open_writer(struct shard_writer **out, const char *path, const char *mode) {
     struct shard_writer *writer;
     CHECK(ALLOCATE(writer, 1));
     writer->path = string_copy(path);
     if (writer->path == NULL) {
         return close_writer(writer, STATUS_OUT_OF_MEMORY);
     }
-    writer->file = fopen(path, "wbe");
+    writer->file = fopen(path, mode);
     if (writer->file == NULL) {
         return close_writer(writer, fail_writing(writer));
     }
+    *out = writer;
+    return STATUS_OK;
+}
+
+enum status shard_create(struct shard_writer **out, const char *path) {
+    struct shard_writer *writer = NULL;
+    CHECK(open_writer(&writer, path, "wbe"));
     enum status status = write_header(writer); /* a count of 0: not valid before shard_finish */
     if (status != STATUS_OK) {
         return close_writer(writer, status);
     }
     *out = writer;
     return STATUS_OK;
+}
+
+static enum status cut_after(struct shard_writer *writer, int64_t tokens) {
+    off_t end = (off_t)(SHARD_HEADER_BYTES + 2 * tokens);
+    struct stat info;
+    if (fstat(fileno(writer->file), &info) != 0 || info.st_size < end) {
+        return fail("%s: is shorter than the %" PRId64 " tokens that were written", writer->path, tokens);
+    }
+    if (ftruncate(fileno(writer->file), end) != 0 || fseeko(writer->file, end, SEEK_SET) != 0) {
+        return fail_writing(writer);
+    }
+    writer->tokens = tokens;
+    return STATUS_OK;
+}
+
+enum status shard_continue(struct shard_writer **out, const char *path, int64_t tokens) {
+    struct shard_writer *writer = NULL;
+    CHECK(open_writer(&writer, path, "r+be"));
+    enum status status = cut_after(writer, tokens);
+    if (status != STATUS_OK) {
+        return close_writer(writer, status);
+    }
+    *out = writer;
+    return STATUS_OK;
+}
+
+enum status shard_sync(struct shard_writer *writer) {
+    return fflush(writer->file) == 0 && fsync(fileno(writer->file)) == 0 ? STATUS_OK : fail_writing(writer);
 }
 
 enum status shard_append(struct shard_writer *writer, const uint16_t *tokens, int64_t count) {

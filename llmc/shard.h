@@ -29,6 +29,10 @@ enum status shard_read(const struct shard *shard, int64_t first, uint16_t *token
    and frees the writer, whatever it returns; NULL is no error. */
 struct shard_writer;
 enum status shard_create(struct shard_writer **out, const char *path);
+/* Goes on with a file that was not finished, after its first `tokens` tokens; what follows them is cut off. */
+enum status shard_continue(struct shard_writer **out, const char *path, int64_t tokens);
+/* What was appended so far is on disk when this returns. */
+enum status shard_sync(struct shard_writer *writer);
 enum status shard_append(struct shard_writer *writer, const uint16_t *tokens, int64_t count);
 enum status shard_finish(struct shard_writer *writer);
 /* A whole shard at once. */

@@ -170,9 +170,125 @@ test_the_summary_counts_files_tokens_and_shards() {
     [ "$(sed -n 2p summary | xargs)" = "val 1 files 10 tokens 1 shards out/val_*.bin" ]
 }
 
+test_standard_input_is_a_document() {
+    printf 'hi' | "$prepare" --out-dir out --val-fraction 0 -
+    [ "$(tokens out/train_000000.bin | xargs)" = "256 104 105" ]
+    printf 'one' >a
+    printf 'two' | "$prepare" --out-dir two --val-fraction 0 a -
+    [ "$(tokens two/train_000000.bin | xargs)" = "256 111 110 101 256 116 119 111" ]
+    mkdir empty
+    cd empty
+    refuses "-: standard input can be read once only" - - </dev/null
+    refuses "-: standard input can be read once only" --files-from - - </dev/null
+    refuses "--train-bpe reads its text twice" --train-bpe 300 - </dev/null
+}
+
+test_a_field_of_json_lines_is_a_document() {
+    printf '{"id": 1, "text": "a\\n\\u00e9"}\n\n{"text": "", "id": 2}\r\n  {"id": {"text": "no"}, "text": "<b>"}' >lines
+    "$prepare" --out-dir out --val-fraction 0 --field text lines
+    [ "$(tokens out/train_000000.bin | xargs)" = "256 97 10 195 169 256 60 98 62" ]
+    "$prepare" --out-dir piped --val-fraction 0 --field text - <lines
+    diff -r out piped
+    for i in $(seq 1 100); do
+        printf '{"other": "%s", "content": "%s"}\n' $i "$(letters $i x)"
+    done >lines
+    "$prepare" --out-dir split --val-fraction 0.2 --field content lines # cut after a line: no document is on both sides
+    [ "$(tokens split/train_*.bin split/val_*.bin | grep -c '^256$')" -eq 100 ]
+    [ "$(tokens split/val_*.bin | head -n 1)" -eq 256 ]
+    "$prepare" --out-dir shared --val-fraction 0.2 --field content - <lines
+    [ "$(tokens shared/train_*.bin shared/val_*.bin | wc -l)" -eq $((5050 + 100)) ]
+    val=$(tokens shared/val_*.bin | wc -l)
+    [ "$val" -ge 950 ] && [ "$val" -le 1150 ]
+}
+
+test_wrong_json_lines_are_named_by_file_and_line() {
+    printf '{"text": "a"}\n{"text": 3}\n' >../lines
+    refuses '../lines:2: no text "text" in it: --field names the member' --val-fraction 0 --field text ../lines
+    refuses '../lines:1: no text "body" in it' --val-fraction 0 --field body ../lines
+    printf '{"text": "a"}\n{"text": "b"\n' >../lines
+    refuses '../lines:2: ' --val-fraction 0 --field text ../lines
+    printf '{"text": "a", "text": "b"}\n' >../lines
+    refuses '../lines:1: ' --val-fraction 0 --field text ../lines
+    printf '{"text": "a\377"}\n' >../lines
+    refuses '../lines:1: ' --val-fraction 0 --field text ../lines
+    { printf '{"text": "' && letters 67108900 x; } >../lines
+    refuses '../lines:1: a line of more than 64 MiB' --val-fraction 0 --field text ../lines
+}
+
+# killed_and_resumed ARGUMENT...: kills prepare with these arguments again and again until it ends by itself
+killed_and_resumed() {
+    kills=0
+    delay=0.02
+    until timeout -s KILL $delay "$prepare" --resume "$@"; do
+        kills=$((kills + 1))
+        [ "$kills" -lt 200 ]
+        delay=$(echo "$delay" | awk '{ print $1 * 1.15 }')
+    done
+}
+
+test_a_run_that_is_killed_goes_on_to_the_same_bytes() {
+    mkdir in
+    for i in 1 2 3 4 5 6; do
+        seq $((i * 1000)) $((i * 140000)) >in/$i
+        seq 1 $((i * 60000)) | sed 's/.*/{"text": "&", "n": 0}/' >>lines
+    done
+    for form in "in" "in/6" "--field text lines"; do
+        "$prepare" --out-dir whole --threads 1 --shard-tokens 200000 $form
+        killed_and_resumed --out-dir parts --threads 1 --shard-tokens 200000 $form
+        diff -r whole parts
+        rm -r whole parts
+    done
+}
+
+test_a_killed_run_has_done_what_it_saved() {
+    seq 1 2000000 >numbers # 15 MB
+    "$prepare" --out-dir whole --threads 1 --shard-tokens 1000000 - <numbers
+    mkfifo pipe
+    "$prepare" --out-dir parts --threads 1 --shard-tokens 1000000 - <pipe &
+    { head -c 12000000 numbers && until [ -e parts/prepare.progress ]; do sleep 0.01; done && kill -9 $!; } >pipe
+    wait $! || true
+    [ -e parts/train_000000.bin.tmp ]
+    code=0
+    "$prepare" --out-dir parts --shard-tokens 1000000 - </dev/null >output 2>&1 || code=$?
+    [ "$code" -eq 1 ]
+    grep -qF 'parts: an interrupted run is in it; --resume goes on with it, --overwrite begins anew' output
+    code=0
+    "$prepare" --out-dir parts --resume --shard-tokens 999999 - <numbers >output 2>&1 || code=$?
+    [ "$code" -eq 1 ]
+    grep -qF 'had other options or inputs' output
+    code=0
+    head -c 100 numbers | "$prepare" --out-dir parts --resume --shard-tokens 1000000 - >output 2>&1 || code=$?
+    [ "$code" -eq 1 ]
+    grep -qF -- '-: ends before the place where the interrupted run stood; give the same input; --resume goes on' output
+    "$prepare" --out-dir parts --resume --shard-tokens 1000000 - <numbers
+    diff -r whole parts
+    cp -r whole again
+    head -c 300 numbers >again/prepare.progress
+    for bytes in 0 10 300; do
+        head -c $bytes numbers >again/prepare.progress
+        code=0
+        "$prepare" --out-dir again --resume --overwrite numbers >output 2>&1 || code=$?
+        [ "$code" -eq 1 ]
+        [ "$(wc -l <output)" -eq 1 ]
+        grep -q '^prepare: again/prepare.progress: .*begin anew with --overwrite$' output
+    done
+    "$prepare" --out-dir again --overwrite --shard-tokens 1000000 - <numbers
+    diff -r whole again
+}
+
+test_how_far_it_is_shows_on_a_terminal_only() {
+    seq 1 600000 >numbers
+    "$prepare" --out-dir out numbers 2>notes
+    [ ! -s notes ]
+    if command -v script >/dev/null; then
+        script -qec "$prepare --out-dir terminal --threads 1 numbers" /dev/null </dev/null >seen
+        grep -q 'encoding .*% .* of .* MB/s  ETA' seen
+    fi
+}
+
 test_help_explains_every_option_and_succeeds() {
     "$prepare" --help >help
-    for option in out-dir tokenizer val-fraction shard-tokens files-from overwrite; do
+    for option in out-dir tokenizer val-fraction shard-tokens files-from field overwrite resume; do
         grep -q -- "--$option" help
     done
 }
