@@ -2,7 +2,8 @@
 # make train           train a small GPT on this repository's own text
 # make test            everything that needs no GPU
 # make test-gpu        everything that needs one; make sanitize-gpu, the same kernels under compute-sanitizer
-# make bench-ops       what every op reaches on the GPU; make bench-attention, what attention reaches
+# make bench-ops       what every op reaches on the GPU; make bench-attention, what attention reaches;
+#                      make bench-generate, how fast a 124M GPT writes
 # make help            the rest, and the variables
 
 BUILD ?= build
@@ -102,7 +103,7 @@ ifeq ($(V),)
 say = @printf '  %-5s %s\n' '$(1)' '$(2)';
 endif
 
-.PHONY: all train test test-unit gpu-tests test-gpu sanitize-gpu bench-ops bench-attention fuzz format format-check config help clean
+.PHONY: all train test test-unit gpu-tests test-gpu sanitize-gpu bench-ops bench-generate bench-attention fuzz format format-check config help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 all: config train_gpt $(BUILD)/prepare
@@ -178,7 +179,7 @@ test: all $(TESTS)
 test-unit: $(BUILD)/train_gpt $(TESTS)
 	@test/run_tests.sh $(BUILD) $(TESTS)
 
-gpu-tests: $(GPU_TESTS) $(BUILD)/test/bench_ops $(BUILD)/attention/bench
+gpu-tests: $(GPU_TESTS) $(BUILD)/test/bench_ops $(BUILD)/test/bench_generate $(BUILD)/attention/bench
 test-gpu: all $(GPU_TESTS)
 	@test/run_tests.sh $(BUILD) $(GPU_TESTS) $(GPU_TEST_SCRIPTS)
 
@@ -189,6 +190,8 @@ sanitize-gpu: $(SANITIZED)
 
 # what the kernels reach on the GPU that is there
 bench-ops: $(BUILD)/test/bench_ops
+	$<
+bench-generate: $(BUILD)/test/bench_generate
 	$<
 bench-attention: $(BUILD)/attention/bench
 	$<
@@ -207,7 +210,7 @@ clean:
 	rm -rf $(BUILD) train_gpt
 
 help:
-	@sed -n '1,6p' Makefile
+	@sed -n '1,7p' Makefile
 	@echo "# make format          clang-format every source; format-check only looks"
 	@echo "# make fuzz            the fuzzers (see the Makefile)"
 	@echo "# variables: CC=clang BUILD=dir CUDA=0|1 NCCL=0|1 OPENMP=0|1 OPENBLAS=0|1 MARCH=x86-64-v3"

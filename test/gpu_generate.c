@@ -1,6 +1,6 @@
 /* Generation on the GPU: attention with a cache against the CPU backend in fp64 on the same (bf16) values, and the
    decoder's logits for a 124M GPT with random weights against recomputing everything. Inputs are new in every run;
-   FLASHGPT_SEED=n repeats the run that printed n. Ends with how fast it goes, which is no test. */
+   FLASHGPT_SEED=n repeats the run that printed n; FLASHGPT_SMALL takes a small GPT, for compute-sanitizer. */
 #include "../llmc/decoder.h"
 #include "../llmc/random.h"
 #include "test.h"
@@ -100,11 +100,11 @@ static void test_attention_with_a_cache_matches_the_cpu_in_fp64(void) {
 
 /* ---- the decoder ---- */
 
-static const struct model_config gpt2_124m = {12, 768, 12, 12, 1024, 50257};
+static struct model_config config = {12, 768, 12, 12, 1024, 50257}; /* 124M */
 enum { PROMPT = 200, STEPS = 40 };
 
 static struct model *make_model(void) {
-    struct model_options o = {.config = gpt2_124m, .micro_batch = 1, .ranks = 1, .forward_only = true};
+    struct model_options o = {.config = config, .micro_batch = 1, .ranks = 1, .forward_only = true};
     struct model *m;
     must(model_create(&m, gpu, &o));
     must(model_initialize(m, model_parameters(m), 0, model_get_layout(m)->total, seed));
@@ -112,7 +112,7 @@ static struct model *make_model(void) {
 }
 
 static int32_t draw_token(void) {
-    return (int32_t)(random_uniform(seed, 1, draws++) * gpt2_124m.vocab_size);
+    return (int32_t)(random_uniform(seed, 1, draws++) * config.vocab_size);
 }
 
 static double loss_of(const float *logits, int count, int target) {
@@ -129,7 +129,7 @@ static double loss_of(const float *logits, int count, int target) {
 static void test_logits_with_a_cache_are_those_of_full_recomputation(void) {
     struct model *m = make_model();
     struct decoder *cached, *fresh;
-    int vocab = gpt2_124m.vocab_size;
+    int vocab = config.vocab_size;
     int32_t tokens[PROMPT + STEPS + 1];
     double *losses = host_memory(PROMPT + STEPS, sizeof *losses), worst = 0, scale = 0, worst_loss = 0;
     float *with = host_memory(vocab, sizeof *with), *without = host_memory(vocab, sizeof *without);
@@ -153,7 +153,7 @@ static void test_logits_with_a_cache_are_those_of_full_recomputation(void) {
     }
     printf("    logits up to %.3f differ by up to %.4f, losses by %.4f\n", scale, worst, worst_loss);
     /* 24 branches are rounded to 8 bits on the way, and then the logit itself: a few units in its last place */
-    EXPECT(scale > 0.5);
+    EXPECT(scale > 0.1);
     EXPECT_NEAR(worst, 0, scale * (4.0 / 256));
     EXPECT_NEAR(worst_loss, 0, scale * (4.0 / 256));
     decoder_free(cached);
@@ -162,51 +162,17 @@ static void test_logits_with_a_cache_are_those_of_full_recomputation(void) {
     free(losses), free(with), free(without);
 }
 
-static double seconds_a_token(struct model *m, int sequences, int length) {
-    struct decoder *d;
-    int32_t *tokens = host_memory((int64_t)sequences * length, sizeof *tokens);
-    float *logits = host_memory((int64_t)sequences * gpt2_124m.vocab_size, sizeof *logits);
-    for (int i = 0; i < sequences * length; i++) {
-        tokens[i] = draw_token();
-    }
-    must(decoder_create(&d, m, sequences, 0));
-    must(decoder_next(d, tokens, length, logits));
-    for (int i = 0; i < 3; i++) {
-        must(decoder_next(d, tokens, 1, logits));
-    }
-    double start = time_seconds();
-    for (int i = 0; i < 100; i++) {
-        must(decoder_next(d, tokens, 1, logits));
-    }
-    double seconds = (time_seconds() - start) / 100;
-    decoder_free(d);
-    free(tokens), free(logits);
-    return seconds;
-}
-
-static void print_speed(void) {
-    struct model *m = make_model();
-    const int cases[][2] = {{1, 16}, {1, 900}, {8, 16}, {64, 16}};
-    for (int i = 0; i < 4; i++) {
-        double seconds = seconds_a_token(m, cases[i][0], cases[i][1]);
-        printf("    124M, %2d texts, after %3d tokens: %.3f ms, %.0f tokens/s\n", cases[i][0], cases[i][1],
-            1e3 * seconds, cases[i][0] / seconds);
-    }
-    model_free(m);
-}
-
-int main(int argc, char **argv) {
-    bool attention_alone = argc > 1 && strcmp(argv[1], "attention") == 0; /* for slow tools */
+int main(void) {
     const char *fixed = getenv("FLASHGPT_SEED");
     seed = fixed != NULL ? strtoull(fixed, NULL, 10) : (uint64_t)time(NULL);
     printf("  seed %llu\n", (unsigned long long)seed);
+    if (getenv("FLASHGPT_SMALL") != NULL) {
+        config = (struct model_config){2, 128, 2, 2, 256, 1000};
+    }
     must(backend_cuda_create(&gpu, 0, "auto", true));
     must(backend_cpu_f64_create(&cpu, 0));
     RUN(test_attention_with_a_cache_matches_the_cpu_in_fp64);
-    if (!attention_alone) {
-        RUN(test_logits_with_a_cache_are_those_of_full_recomputation);
-        print_speed();
-    }
+    RUN(test_logits_with_a_cache_are_those_of_full_recomputation);
     cpu->free(cpu);
     gpu->free(gpu);
     return test_summary();
