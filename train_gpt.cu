@@ -23,8 +23,6 @@
 #include "llmc/checksum.h"
 #include "llmc/dataloader.h"
 #include "llmc/evaluate.h"
-#include "llmc/generate.h"
-#include "llmc/inference.h"
 #include "llmc/info.h"
 #include "llmc/launch.h"
 #include "llmc/metrics.h"
@@ -33,6 +31,7 @@
 #include "llmc/profile.h"
 #include "llmc/rendezvous.h"
 #include "llmc/schedule.h"
+#include "llmc/use.h"
 
 enum { PATH_BYTES = 4096, LONGEST_RUN_DIR = 1500 };
 
@@ -242,13 +241,6 @@ static enum status evaluate(struct worker *w) {
     return STATUS_OK;
 }
 
-static struct generate_options make_generate_options(const struct options *o) {
-    struct generate_options g = {{o->sample_temperature, o->sample_top_k, o->sample_top_p,
-                                     o->sample_repetition_penalty, (uint64_t)o->seed},
-        o->sample_tokens};
-    return g;
-}
-
 static enum status add_to_memory(void *file, int text, const char *piece, size_t bytes) {
     (void)text;
     fwrite(piece, 1, bytes, (FILE *)file); /* memory that is out shows when the file is closed */
@@ -259,7 +251,7 @@ static enum status add_to_memory(void *file, int text, const char *piece, size_t
 static enum status sample(struct worker *w) {
     const struct options *o = w->options;
     struct model_hooks hooks = optimizer_hooks(w->optimizer, false);
-    struct generate_options g = make_generate_options(o);
+    struct generate_options g = generate_options_of(o);
     int64_t generated;
     char *text = NULL;
     size_t bytes = 0;
@@ -1154,7 +1146,7 @@ static enum status find_model(struct run *run) {
         return fail(
             "--%s needs a model: give --init-from, a checkpoint or Hugging Face folder, or --run-dir, "
             "a run's folder, and not both",
-            o->evaluate ? "evaluate" : "generate");
+            options_use(o));
     }
     if (o->init_from[0] != '\0') {
         snprintf(run->checkpoint, sizeof run->checkpoint, "%s", o->init_from);
@@ -1167,135 +1159,11 @@ static enum status find_model(struct run *run) {
     return take_shape_of_start(run, run->checkpoint);
 }
 
-/* All of standard input, or the text itself. */
-static enum status read_prompt(const char *option, char **text, size_t *bytes) {
-    if (strcmp(option, "-") == 0) {
-        return file_read_all("/dev/stdin", (uint8_t **)text, bytes);
-    }
-    *text = string_copy(option);
-    *bytes = strlen(option);
-    return *text != NULL ? STATUS_OK : STATUS_OUT_OF_MEMORY;
-}
-
-/* Texts as they come: the first one at once, the others when they are complete. */
-struct texts {
-    FILE **memory; /* of each but the first */
-    char **text;
-    size_t *bytes;
-};
-
-static enum status take_text(void *context, int number, const char *piece, size_t bytes) {
-    struct texts *texts = (struct texts *)context;
-    FILE *out = number == 0 ? stdout : texts->memory[number];
-    bool good = fwrite(piece, 1, bytes, out) == bytes && (number > 0 || fflush(out) == 0);
-    return good ? STATUS_OK : fail("the text cannot be written: %s", strerror(errno));
-}
-
-static enum status print_texts(struct decoder *decoder, const struct tokenizer *tokenizer,
-    const struct options *o, const char *prompt, size_t prompt_bytes, struct texts *texts) {
-    struct generate_options g = make_generate_options(o);
-    double start = time_seconds();
-    int64_t generated;
-    for (int i = 1; i < (int)o->samples; i++) {
-        texts->memory[i] = open_memstream(&texts->text[i], &texts->bytes[i]);
-        if (texts->memory[i] == NULL) {
-            return fail_as(STATUS_OUT_OF_MEMORY, "out of host memory for --samples %d", (int)o->samples);
-        }
-    }
-    fwrite(prompt, 1, prompt_bytes, stdout);
-    CHECK(generate(decoder, tokenizer, prompt, prompt_bytes, &g, take_text, texts, &generated));
-    double seconds = time_seconds() - start;
-    for (int i = 1; i < (int)o->samples; i++) {
-        fflush(texts->memory[i]);
-        printf("\n--- sample %d of %d\n%s", i + 1, (int)o->samples, prompt);
-        fwrite(texts->text[i], 1, texts->bytes[i], stdout);
-    }
-    printf("\n");
-    if (!o->quiet) {
-        fprintf(stderr, "%lld tokens in %.2f s, %.1f a second\n", (long long)generated, seconds,
-            (double)generated / seconds);
-    }
-    return fflush(stdout) == 0 ? STATUS_OK : fail("the text cannot be written: %s", strerror(errno));
-}
-
-static enum status generate_texts(const struct options *o, const struct inference *it) {
-    struct texts texts = {NULL, NULL, NULL};
-    struct decoder *decoder = NULL;
-    char *prompt = NULL;
-    size_t prompt_bytes = 0;
-    enum status status = STATUS_OK;
-    CHECK_CLEANUP(ALLOCATE(texts.memory, o->samples));
-    CHECK_CLEANUP(ALLOCATE(texts.text, o->samples));
-    CHECK_CLEANUP(ALLOCATE(texts.bytes, o->samples));
-    CHECK_CLEANUP(read_prompt(o->generate, &prompt, &prompt_bytes));
-    CHECK_CLEANUP(decoder_create(&decoder, it->model, (int)o->samples, (int)o->seq_len));
-    CHECK_CLEANUP(print_texts(decoder, it->tokenizer, o, prompt, prompt_bytes, &texts));
-cleanup:
-    for (int i = 1; texts.bytes != NULL && i < (int)o->samples; i++) {
-        if (texts.memory[i] != NULL) {
-            fclose(texts.memory[i]);
-        }
-        free(texts.text[i]);
-    }
-    decoder_free(decoder);
-    free(prompt);
-    free(texts.memory);
-    free(texts.text);
-    free(texts.bytes);
-    return status;
-}
-
-static enum status evaluate_model(const struct options *o, const struct inference *it, struct comm *comm) {
-    struct evaluation e = {it->model, comm, (int)o->micro_batch, (int)o->seq_len, NULL};
-    double start = time_seconds();
-    char line[200];
-    if (o->val_data[0] != '\0') {
-        struct dataloader_options d = {o->val_data, "--val-data", (int)o->seq_len, (int)o->micro_batch,
-            model_get_config(it->model)->vocab_size, 0, 1, 0, false, false, true};
-        struct dataloader *data;
-        struct loss_result r;
-        CHECK(dataloader_open(&data, &d));
-        enum status status =
-            evaluate_loss(&e, data, options_given(o, "eval-batches") ? o->eval_batches : 0, &r);
-        dataloader_close(data);
-        CHECK(status);
-        format_loss(line, sizeof line, r.loss, r.tokens, time_seconds() - start);
-        log_line("%s", line);
-    }
-    if (o->multiple_choice[0] != '\0') {
-        struct choice_result r;
-        start = time_seconds();
-        CHECK(evaluate_choices(&e, it->tokenizer, o->multiple_choice, &r));
-        format_choices(
-            line, sizeof line, r.questions, r.correct, r.correct_normalised, time_seconds() - start);
-        log_line("%s", line);
-    }
-    return STATUS_OK;
-}
-
 static enum status use_model(const struct run *run) {
-    const struct options *o = &run->options;
-    struct backend *backend = NULL;
-    struct comm *comm = NULL;
-    struct inference it = {NULL, NULL};
-    enum status status = STATUS_OK;
-    /* a decoder has buffers of its own */
-    int batch = o->evaluate ? (int)o->micro_batch : 1, seq_len = o->evaluate ? (int)o->seq_len : 1;
-    CHECK_CLEANUP(create_backend(&backend, run, 0, 1));
-    CHECK_CLEANUP(comm_single_create(&comm));
-    CHECK_CLEANUP(inference_open(
-        &it, backend, run->checkpoint, &run->config, o->tokenizer, batch, seq_len, o->logits_mib << 20));
-    CHECK_CLEANUP(o->evaluate               ? evaluate_model(o, &it, comm)
-                  : o->export_to[0] != '\0' ? inference_export(&it, o->export_to)
-                                            : generate_texts(o, &it));
-cleanup:
-    inference_close(&it);
-    if (comm != NULL) {
-        comm->free(comm);
-    }
-    if (backend != NULL) {
-        backend->free(backend);
-    }
+    struct backend *backend;
+    CHECK(create_backend(&backend, run, 0, 1));
+    enum status status = model_use(backend, run->checkpoint, &run->config, &run->options);
+    backend->free(backend);
     return status;
 }
 
@@ -1323,7 +1191,7 @@ static enum status prepare(struct run *run, int argc, const char *const *argv) {
     if (o->resume || run->restarted) {
         CHECK(find_checkpoint(run, run->restarted ? run->run_dir : o->run_dir, argc, argv));
     }
-    if (options_use_model(o)) {
+    if (options_use(o) != NULL) {
         CHECK(find_model(run));
         CHECK(options_check(o));
         return o->export_to[0] != '\0' ? STATUS_OK : choose_device(run); /* the CPU keeps every bit */
@@ -1403,7 +1271,7 @@ int main(int argc, char **argv) {
         if (run.options.help || run.options.plan || run.options.info[0] != '\0') {
             break;
         }
-        if (options_use_model(&run.options)) {
+        if (options_use(&run.options) != NULL) {
             if (use_model(&run) != STATUS_OK) {
                 launch_print_error("%s", error_message());
                 code = 1;

@@ -113,6 +113,12 @@ enum status decoder_create(struct decoder **out, struct model *model, int sequen
     d->sequences = sequences;
     d->capacity = capacity > 0 ? capacity : c->seq_len;
     enum status status = allocate_all(d);
+    if (status == STATUS_OUT_OF_MEMORY) {
+        fail_as(status,
+            "%d texts of %d tokens do not fit beside the model: take fewer --samples or a shorter "
+            "--seq-len",
+            sequences, d->capacity);
+    }
     if (status != STATUS_OK) {
         decoder_free(d);
         return status;

@@ -233,8 +233,11 @@ bool options_given(const struct options *options, const char *name) {
     return row != NULL && options->given[row - option_table];
 }
 
-bool options_use_model(const struct options *options) {
-    return options->evaluate || options->export_to[0] != '\0' || options_given(options, "generate");
+const char *options_use(const struct options *options) {
+    return options_given(options, "generate") ? "generate"
+           : options->evaluate                ? "evaluate"
+           : options->export_to[0] != '\0'    ? "export"
+                                              : NULL;
 }
 
 /* ---- config files ---- */
@@ -603,30 +606,23 @@ static enum status check_tokenizer_of_questions(const struct options *o) {
 }
 
 static enum status check_use(const struct options *o) {
-    bool generate = options_given(o, "generate"), export_to = o->export_to[0] != '\0';
-    if (generate + o->evaluate + export_to > 1) {
+    bool generate = options_given(o, "generate");
+    if (generate + o->evaluate + (o->export_to[0] != '\0') > 1) {
         return fail("--generate, --evaluate and --export are different things to do: give one of them");
     }
     if (o->ranks > 1) {
-        return fail("--%s: one rank does it; leave out --ranks", generate    ? "generate"
-                                                                 : export_to ? "export"
-                                                                             : "evaluate");
+        return fail("--%s: one rank does it; leave out --ranks", options_use(o));
     }
-    if (export_to) {
-        return STATUS_OK;
+    if (generate && strcmp(o->tokenizer, "none") == 0) {
+        return fail("--generate: no tokenizer lies beside the model; give --tokenizer");
     }
-    if (generate) {
-        return strcmp(o->tokenizer, "none") != 0
-                   ? STATUS_OK
-                   : fail("--generate: no tokenizer lies beside the model; give --tokenizer");
-    }
-    if (o->val_data[0] == '\0' && o->multiple_choice[0] == '\0') {
+    if (o->evaluate && o->val_data[0] == '\0' && o->multiple_choice[0] == '\0') {
         return fail("--evaluate: there is nothing to evaluate on; give --val-data or --multiple-choice");
     }
-    if (strcmp(o->val_data, "synthetic") == 0) {
+    if (o->evaluate && strcmp(o->val_data, "synthetic") == 0) {
         return fail("--evaluate: random tokens tell nothing of a model; give shards to --val-data");
     }
-    return check_tokenizer_of_questions(o);
+    return o->evaluate ? check_tokenizer_of_questions(o) : STATUS_OK;
 }
 
 static enum status check_data(const struct options *o) {
@@ -678,5 +674,7 @@ enum status options_check(const struct options *options) {
     CHECK(check_global_batch(options));
     CHECK(check_part_of_steps(options, "warmup-steps", options->warmup_steps));
     CHECK(check_part_of_steps(options, "decay-steps", options->decay_steps));
-    return options->plan ? STATUS_OK : options_use_model(options) ? check_use(options) : check_data(options);
+    return options->plan                  ? STATUS_OK
+           : options_use(options) != NULL ? check_use(options)
+                                          : check_data(options);
 }

@@ -109,8 +109,9 @@ enum status options_take_shape(struct options *options, int layers, int channels
    divide heads, the global batch is a multiple of ranks * micro_batch * seq_len, ... One line names option and remedy.
    options->ranks 0 counts as 1: check again when it is known. */
 enum status options_check(const struct options *options);
-/* Is it not a training run, but the use of a trained model: --generate, --evaluate or --export? */
-bool options_use_model(const struct options *options);
+/* The option that asks for the use of a trained model instead of training: "generate", "evaluate" or "export"; NULL: none
+   does. */
+const char *options_use(const struct options *options);
 /* Did the user set it, on the command line or in a config file? By the long name without dashes: "seq-len". */
 bool options_given(const struct options *options, const char *name);
 /* What a checkpoint keeps, as members of the writer's open object; options_parse's `stored` reads it back. */
