@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """Are train_gpt's matrix products as fast as PyTorch's? And do its other kernels reach the memory's speed?
 
-train_gpt runs whole steps of a model on random tokens with --profile, which times every product between events on
-the GPU's stream. PyTorch then computes the same products with torch.matmul, in bf16 on random data, in the order of
-a step, each between events as well: forward and backward of every layer and of the head, with weights of its own
-for each layer. What train_gpt's products do beyond that stays in their time: they add the bias, multiply by GELU's
-derivative, and add weight gradients up in fp32. --turns repeats both in alternation, because a GPU's speed drifts
-with its temperature; the tables have the sums of all turns.
+train_gpt runs whole steps of a model on random tokens with --profile, which times every product between
+events on the GPU's stream. PyTorch then computes the same products with torch.matmul, in bf16 on random
+data, each between events as well: first in the order of a step, forward and backward of every layer (with
+weights of its own) and of the head, without a pause, in which the GPU gets hot and slows down; then each
+product alone, with a pause between two runs, of which the median counts. Whichever is faster is what
+train_gpt's are compared with. What they do beyond a product stays in their time: they add the bias, multiply
+by GELU's derivative, and add weight gradients up in fp32. --turns repeats both programs in alternation,
+because a GPU's speed drifts; the tables have the means of all turns.
 
-The second table has the profile's other rows that move bytes, and what share of a copy's bandwidth they reach.
+The second table has the profile's other rows that move bytes, and what share of a copy's bandwidth they
+reach.
 
 Exit code 1 if all products together reach less than --least of PyTorch's rate.
 
@@ -18,6 +21,7 @@ Exit code 1 if all products together reach less than --least of PyTorch's rate.
 
 import argparse
 import multiprocessing
+import statistics
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +31,7 @@ from trainer import TrainerError, presets, train
 
 LAYERS = ("qkv", "projection", "mlp up", "mlp down", "head")
 PASSES = ("forward", "input gradient", "weight gradient")
+ALONE = 9  # runs of a product alone
 
 
 def shapes(config):
@@ -49,13 +54,12 @@ def profile(config, arguments):
 
 
 def pytorch_products(config, rows, repeats):
-    """Milliseconds of each product with torch.matmul: {"qkv forward": mean of all calls, ...}"""
+    """Milliseconds of each product with torch.matmul: {"qkv forward": (in a step's order, alone), ...}"""
     import torch
 
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    features = shapes(config)
     weights, inputs, gradients = {}, {}, {}
-    for layer, (fan_in, fan_out) in features.items():
+    for layer, (fan_in, fan_out) in shapes(config).items():
         count = 1 if layer == "head" else config.layers
         options = {"device": "cuda", "dtype": torch.bfloat16}
         weights[layer] = [0.02 * torch.randn(fan_out, fan_in, **options) for _ in range(count)]
@@ -76,6 +80,14 @@ def pytorch_products(config, rows, repeats):
         end.record()
         spans.append((f"{layer} {kind}", begin, end))
 
+    def collect():
+        torch.cuda.synchronize()
+        times = {}
+        for name, begin, end in spans:
+            times.setdefault(name, []).append(begin.elapsed_time(end))
+        spans.clear()
+        return times
+
     def micro_step():
         for index in range(config.layers):
             for layer in LAYERS[:-1]:
@@ -88,15 +100,17 @@ def pytorch_products(config, rows, repeats):
                 timed(layer, index, "input gradient")
 
     micro_step()
-    torch.cuda.synchronize()
-    spans.clear()
+    collect()
     for _ in range(repeats):
         micro_step()
-    torch.cuda.synchronize()
-    times = {}
-    for name, begin, end in spans:
-        times.setdefault(name, []).append(begin.elapsed_time(end))
-    return {name: sum(values) / len(values) for name, values in times.items()}
+    in_step = collect()
+    for layer in LAYERS:
+        for kind in PASSES:
+            for _ in range(ALONE):
+                timed(layer, 0, kind)
+                torch.cuda.synchronize()
+    alone = collect()
+    return {name: (statistics.mean(in_step[name]), statistics.median(alone[name])) for name in in_step}
 
 
 def pytorch_turn(config, arguments):
@@ -109,35 +123,40 @@ def pytorch_turn(config, arguments):
 
 def print_products(config, arguments, ours, theirs):
     """Prints the table; returns the ratio of the rates of all products together."""
-    print("| product | train_gpt TFLOP/s | torch.matmul TFLOP/s | ratio |\n|---|--:|--:|--:|")
-    micro_steps = arguments.global_batch // (arguments.micro_batch * config.seq_len)
-    all_flops = all_ours = all_theirs = 0
+    print("| product | train_gpt TFLOP/s | torch.matmul, in a step's order | alone | ratio to the faster |\n"
+          "|---|--:|--:|--:|--:|")
+    rows = arguments.micro_batch * config.seq_len
+    total = [0] * 4  # of all products: FLOP, and ms of each column
+
+    def line(name, flops, our_ms, in_step_ms, alone_ms):
+        rates = " | ".join(f"{flops / ms / 1e9:.0f}" for ms in (our_ms, in_step_ms, alone_ms))
+        print(f"| {name} | {rates} | {min(in_step_ms, alone_ms) / our_ms:.3f} |")
+
     for layer, (fan_in, fan_out) in shapes(config).items():
+        calls = arguments.global_batch // rows * (1 if layer == "head" else config.layers)
         for kind in PASSES:
             name = f"{layer} {kind}"
-            calls = micro_steps * (1 if layer == "head" else config.layers)
-            flops = 2 * calls * arguments.micro_batch * config.seq_len * fan_in * fan_out
-            our_ms = sum(rows[name]["ms"] for rows, _, _ in ours) / len(ours)
-            their_ms = calls * sum(times[name] for times in theirs) / len(theirs)
-            print(f"| {name} | {flops / our_ms / 1e9:.0f} | {flops / their_ms / 1e9:.0f} "
-                  f"| {their_ms / our_ms:.3f} |")
-            all_flops, all_ours, all_theirs = all_flops + flops, all_ours + our_ms, all_theirs + their_ms
-    print(f"| all products | {all_flops / all_ours / 1e9:.0f} | {all_flops / all_theirs / 1e9:.0f} "
-          f"| {all_theirs / all_ours:.3f} |\n")
-    return all_theirs / all_ours
+            columns = [2 * calls * rows * fan_in * fan_out]
+            columns.append(statistics.mean(profiled[name]["ms"] for profiled, _, _ in ours))
+            columns += [calls * statistics.mean(times[name][i] for times in theirs) for i in range(2)]
+            line(name, *columns)
+            total = [a + b for a, b in zip(total, columns, strict=True)]
+    line("all products", *total)
+    print()
+    return min(total[2:]) / total[1]
 
 
 def print_others(ours):
-    step_ms = sum(step for _, _, step in ours) / len(ours)
-    print(f"| kernel | ms of {step_ms:.1f} | GB/s | of copy |\n|---|--:|--:|--:|")
+    step_ms = statistics.mean(ms for _, _, ms in ours)
+    copy_gbs = statistics.mean(gbs for _, gbs, _ in ours)
+    print(f"| other kernels | ms of {step_ms:.1f} | GB/s | of a copy's |\n|---|--:|--:|--:|")
     products = [f"{layer} {kind}" for layer in LAYERS for kind in PASSES] + ["all products"]
     for name in ours[0][0]:
-        if name in products:
-            continue
-        ms = sum(rows[name]["ms"] for rows, _, _ in ours) / len(ours)
-        rate = sum(rows[name]["gbs"] or 0 for rows, _, _ in ours) / len(ours)
-        copy = sum(gbs for _, gbs, _ in ours) / len(ours)
-        print(f"| {name} | {ms:.2f} | " + (f"{rate:.0f} | {100 * rate / copy:.0f}% |" if rate else "- | - |"))
+        if name not in products:
+            ms = statistics.mean(rows[name]["ms"] for rows, _, _ in ours)
+            gbs = statistics.mean(rows[name]["gbs"] or 0 for rows, _, _ in ours)
+            reached = f"{gbs:.0f} | {100 * gbs / copy_gbs:.0f}%" if gbs else "- | -"
+            print(f"| {name} | {ms:.2f} | {reached} |")
 
 
 def parse_arguments():
