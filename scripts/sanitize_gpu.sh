@@ -4,34 +4,32 @@
 # usage: sanitize_gpu.sh TEST...      TOOLS="memcheck racecheck synccheck" chooses the tools
 #
 # Under it the tests choose their small shapes (FLASHGPT_SMALL): a checked kernel is up to a thousand times slower.
-# A call of CUDA that fails is no finding here, the program checks each of them itself and a test makes them fail.
-# racecheck leaves out cuBLAS' kernels, which are not ours and synchronise in ways that it does not know.
+# A call of CUDA that fails is no finding here: the program checks each of them itself, and a test makes them fail.
+# Hazards within cuBLAS' own kernels are not ours to judge and do not count. (They cannot be left out beforehand: with
+# racecheck's filters on, these kernels crash.)
 export FLASHGPT_SMALL=1 OMP_WAIT_POLICY=passive
 PATH=$PATH:/usr/local/cuda/bin
-foreign=kns=nvjet,kns=cublas,kns=cutlass,kns=xmma,kns=gemm
+foreign='nvjet|cublas|cutlass|xmma|gemm'
 passed=0
 failed=0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 for test in "$@"; do
     for tool in ${TOOLS:-memcheck racecheck}; do
-        case $tool in
-        memcheck) options="--report-api-errors no" ;;
-        racecheck) options="--kernel-name-exclude $foreign" ;;
-        *) options= ;;
-        esac
         start=$(date +%s)
-        # shellcheck disable=SC2086 # options are words
-        compute-sanitizer --tool "$tool" --error-exitcode 99 $options "$test" >"$log" 2>&1
+        compute-sanitizer --tool "$tool" --report-api-errors no --print-limit 0 "$test" >"$log" 2>&1
         code=$?
-        summary=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -n 1 | sed 's/^=* *//')
-        if [ "$code" -eq 0 ] && [ -n "$summary" ]; then
+        # a finding begins with "========= Invalid ..." or "========= Error: Race reported between ... at KERNEL"
+        findings=$(grep -E '^=+ (Invalid|Error|Warning|Misaligned|Barrier|Uninitialized|Internal|Program hit)' "$log" |
+            grep -vcE "$foreign")
+        all=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -n 1 | sed 's/^=* *//')
+        if [ "$code" -eq 0 ] && [ "$findings" -eq 0 ] && [ -n "$all" ]; then
             passed=$((passed + 1))
         else
             failed=$((failed + 1))
             grep -v '^  ok ' "$log" | head -n 60
         fi
-        echo "$(basename "$test") under $tool: exit code $code, ${summary:-no summary} ($(($(date +%s) - start)) s)"
+        echo "$(basename "$test") under $tool: $findings findings ($all), exit code $code, $(($(date +%s) - start)) s"
     done
 done
 echo "$passed passed, $failed failed"

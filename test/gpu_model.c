@@ -1,6 +1,6 @@
 /* The whole model on the GPU: loss and every gradient against the CPU backend in fp64 on the same (bf16) weights, what
    must not change a bit, and training steps side by side. FLASHGPT_ATTENTION chooses the attention kernel;
-   FLASHGPT_SMALL takes fewer steps, for compute-sanitizer (make sanitize-gpu). */
+   FLASHGPT_SMALL takes a smaller model and fewer steps, for compute-sanitizer (make sanitize-gpu). */
 #include "../llmc/optimizer.h"
 #include "../llmc/random.h"
 #include "test.h"
@@ -10,12 +10,14 @@
 
 enum { BATCH = 4, SEQ_LEN = 160, TOKENS_IN_BATCH = BATCH * SEQ_LEN };
 
-static const struct model_config shapes[] = {
+static const struct model_config all_shapes[] = {
     {3, 256, 4, 4, SEQ_LEN, 1000}, /* heads of 64 */
     {2, 320, 4, 2, SEQ_LEN, 515},  /* heads of 80, grouped */
     {2, 512, 4, 1, SEQ_LEN, 257},  /* heads of 128, one for keys and values */
 };
-enum { SHAPES = sizeof shapes / sizeof *shapes };
+static const struct model_config small_shape = {1, 64, 1, 1, SEQ_LEN, 65};
+static const struct model_config *shapes = all_shapes;
+static int shape_count = sizeof all_shapes / sizeof *all_shapes;
 
 static uint64_t seed;
 static const char *attention = "auto";
@@ -99,7 +101,7 @@ static double forward_backward(struct side *s, int which, bool accumulate) {
 }
 
 static void test_loss_and_every_gradient_match_the_cpu_in_fp64(void) {
-    for (int i = 0; i < SHAPES; i++) {
+    for (int i = 0; i < shape_count; i++) {
         struct side gpu, cpu;
         const struct model_config *c = &shapes[i];
         make_side(&gpu, true, c, RECOMPUTE_NONE);
@@ -148,7 +150,7 @@ static char *gradient_bytes(struct side *s, size_t *bytes) {
 }
 
 static void test_every_recompute_level_gives_the_gradients_of_none_bitwise(void) {
-    for (int i = 0; i < SHAPES; i++) {
+    for (int i = 0; i < shape_count; i++) {
         char *expected = NULL;
         for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
             struct side gpu;
@@ -169,13 +171,13 @@ static void test_every_recompute_level_gives_the_gradients_of_none_bitwise(void)
 }
 
 static void test_the_same_micro_step_repeated_gives_the_same_bits(void) {
-    for (int i = 0; i < SHAPES; i++) {
+    for (int i = 0; i < shape_count; i++) {
         struct side gpu;
         size_t bytes;
         make_side(&gpu, true, &shapes[i], RECOMPUTE_NONE);
         double loss = forward_backward(&gpu, 0, false);
         char *expected = gradient_bytes(&gpu, &bytes);
-        for (int repeat = 0; repeat < (small ? 2 : 20); repeat++) {
+        for (int repeat = 0; repeat < (small ? 1 : 20); repeat++) {
             EXPECT(forward_backward(&gpu, 0, false) == loss);
             char *gradients = gradient_bytes(&gpu, &bytes);
             EXPECT(memcmp(gradients, expected, bytes) == 0);
@@ -213,12 +215,12 @@ static void test_two_micro_steps_add_their_gradients(void) {
 /* The learning rate is low enough for the loss to fall at every step: where it leaps, every rounding counts. */
 static void test_twenty_steps_give_the_losses_of_the_cpu(void) {
     const double learning_rate = 3e-4;
-    for (int i = 0; i < SHAPES; i++) {
+    for (int i = 0; i < shape_count; i++) {
         struct side gpu, cpu;
         make_side(&gpu, true, &shapes[i], RECOMPUTE_NONE);
         make_side(&cpu, false, &shapes[i], RECOMPUTE_NONE);
         double worst = 0.0, first = 0.0, last = 0.0;
-        for (int step = 0; step < (small ? 5 : 20); step++) {
+        for (int step = 0; step < (small ? 3 : 20); step++) {
             struct step_result on_gpu, on_cpu;
             struct side *sides[2] = {&gpu, &cpu};
             struct step_result *results[2] = {&on_gpu, &on_cpu};
@@ -238,7 +240,7 @@ static void test_twenty_steps_give_the_losses_of_the_cpu(void) {
                 EXPECT_NEAR(on_gpu.norm, on_cpu.norm, 0.02 * on_cpu.norm);
             }
         }
-        EXPECT(last < first - (small ? 0.1 : 0.5)); /* it learns the two batches */
+        EXPECT(last < first - (small ? 0.0 : 0.5)); /* it learns the two batches */
         printf("    shape %d: loss %.3f to %.3f, at worst %.2f of what may differ\n", i, first, last, worst);
         drop_side(&gpu);
         drop_side(&cpu);
@@ -278,6 +280,10 @@ int main(void) {
     seed = given != NULL ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
     attention = kernel != NULL ? kernel : attention;
     small = getenv("FLASHGPT_SMALL") != NULL;
+    if (small) {
+        shapes = &small_shape;
+        shape_count = 1;
+    }
     printf("  seed %llu, attention %s\n", (unsigned long long)seed, attention);
     RUN(test_initial_weights_are_the_cpus_rounded);
     RUN(test_loss_and_every_gradient_match_the_cpu_in_fp64);

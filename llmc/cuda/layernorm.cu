@@ -402,14 +402,15 @@ static int64_t sums_bytes(int channels) {
     return 2 * (int64_t)channels * (int64_t)sizeof(float);
 }
 
-/* The warps and pieces that leave the fewest lanes without work, and of those the most pieces; then as many groups as
-   registers and shared memory allow. */
+/* The warps and pieces that leave the fewest lanes without work; of those two pieces rather than more, whose registers
+   leave room for fewer warps, and one only where it is the whole row. Then as many groups as registers and shared memory
+   allow. */
 static struct division divide_backward(int channels, int64_t shared_bytes) {
     struct division best = {0, dim3(0)};
     int64_t pieces = channels / 8, fewest = INT64_MAX;
-    for (int vectors = 1; vectors <= BACKWARD_VECTORS; vectors++) {
+    for (int vectors = pieces <= 32 ? 1 : 2; vectors <= BACKWARD_VECTORS; vectors++) {
         int64_t warps = ceil_div(pieces, 32 * vectors);
-        if (warps <= BACKWARD_ROW_WARPS && warps * vectors <= fewest) {
+        if (warps <= BACKWARD_ROW_WARPS && warps * vectors < fewest) {
             int64_t groups = backward_threads(vectors) / (32 * warps);
             int64_t bytes = max_i64(2 * stage_bytes(vectors, warps), sums_bytes(channels));
             groups = max_i64(1, min_i64(groups, shared_bytes / bytes));
