@@ -2,8 +2,8 @@
    descriptors and the chosen algorithm.
 
    The algorithm is chosen by time: cuBLASLt proposes up to CANDIDATES, they run up to ROUNDS times on the very data of
-   the first call, the fastest stays. Products that come once in a while (a sample's growing length) are not worth that and
-   take the first proposal. All candidates accumulate in fp32 and, where they split the inner dimension, add the parts
+   the first call, the fastest stays. Products that come once in a while (a sample's growing length) are not worth that
+   and take the first proposal. All candidates accumulate in fp32 and, where they split the inner dimension, add the parts
    in fp32.
 
    Choices are kept on disk, in $FLASHGPT_CACHE or ~/.cache/flashgpt, one file per library version and device. The
@@ -311,13 +311,10 @@ static enum status choose_by_time(struct backend *b, struct plan *plan, const st
     return status;
 }
 
-/* A large product of round sizes comes again at every step; and nothing can be timed while a graph is recorded. */
-static bool worth_timing(struct backend *b, const struct matmul *p) {
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cudaStreamIsCapturing(b->state->stream, &capture);
+/* A large product of round sizes comes again at every step. */
+static bool worth_timing(const struct matmul *p) {
     double flops = 2.0 * (double)p->m * (double)p->n * (double)p->k;
-    return capture == cudaStreamCaptureStatusNone && flops >= 1e9 && p->m % 64 == 0 && p->n % 64 == 0 &&
-           p->k % 64 == 0;
+    return flops >= 1e9 && p->m % 64 == 0 && p->n % 64 == 0 && p->k % 64 == 0;
 }
 
 /* An algorithm from the cache may be damaged: cuBLASLt says whether it fits the product. */
@@ -336,7 +333,7 @@ static bool cached_algorithm(struct matmul_plans *plans, struct plan *plan) {
 
 static enum status choose_algorithm(struct backend *b, struct plan *plan, const struct matmul *p) {
     struct matmul_plans *plans = b->state->plans;
-    bool timed = plans->autotune && worth_timing(b, p);
+    bool timed = plans->autotune && worth_timing(p);
     if (timed && cached_algorithm(plans, plan)) {
         return STATUS_OK;
     }
