@@ -5,7 +5,7 @@ Both start from the same weights: PyTorch draws them as GPT-2 does and writes th
 from which train_gpt starts with --init-from. Both read the same windows of the same shards in file order, and
 take the same AdamW steps: gradients summed over micro-batches, clipped by their global norm, decay of the
 matrices, a cosine schedule. On a GPU the PyTorch side is what its users write: fp32 weights under bf16
-autocast, scaled_dot_product_attention, fused AdamW. On the CPU both compute in fp32.
+autocast, torch.compile, scaled_dot_product_attention, fused AdamW. On the CPU both compute in fp32.
 
 Prints some steps side by side, then the mean of the difference (train_gpt - PyTorch), which shows a bias, and
 the mean of its absolute value, which also has the noise of rounding. Exit code 1 if one is over its limit.
@@ -112,6 +112,11 @@ def train_pytorch(model, arguments):
     windows, position, losses = Windows(arguments.data, seq_len), 0, []
     model.to(device)
     optimizer = torch.optim.AdamW(adamw_groups(model, WEIGHT_DECAY), betas=BETAS, eps=EPSILON, fused=True)
+
+    @torch.compile(disable=device == "cpu")
+    def loss_of(inputs, targets):
+        return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
     for step in range(arguments.steps):
         optimizer.zero_grad()
         step_loss = torch.zeros((), device=device)
@@ -119,8 +124,7 @@ def train_pytorch(model, arguments):
             inputs, targets = windows.batch(position, micro_batch)
             position += micro_batch
             with bf16:
-                logits = model(inputs.to(device))
-                loss = F.cross_entropy(logits.flatten(0, 1), targets.to(device).flatten()) / micro_steps
+                loss = loss_of(inputs.to(device), targets.to(device)) / micro_steps
             loss.backward()
             step_loss += loss.detach()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
