@@ -1,0 +1,22 @@
+#!/bin/sh
+#SBATCH --job-name=flashgpt
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --signal=TERM@120
+#SBATCH --requeue
+# Trains a GPT-3 size under Slurm, a task a GPU. Two minutes before the time limit the run saves its state and stops; the
+# same job submitted again goes on.
+#   sbatch --nodes 4 scripts/run_slurm.sh gpt3-2.7b 8192 --train-data 'data/tokens/train*.bin' --run-dir runs/2.7b
+#   scripts/run_slurm.sh gpt3-2.7b 8192 --dry-run
+set -eu
+# a batch script runs as a copy elsewhere, in the folder that it was submitted from
+here=scripts
+[ -e "$here/run_settings.sh" ] || here=$(dirname "$0")
+. "$here/run_settings.sh"
+if [ -n "$dry_run" ]; then
+    print_plans "${SLURM_NTASKS:-16}" "$@"
+    exit
+fi
+exec srun --kill-on-bad-exit=1 "$trainer" $settings --resume "$@"
