@@ -454,8 +454,12 @@ static enum status recompute(struct model *m, int l, int batch, int seq_len) {
     return b->gelu_forward(b, buffer(m, GELU, l), buffer(m, PRE_GELU, l), rows * 4 * c->channels);
 }
 
-/* Layer l, from D_RESIDUAL (gradient of the layer's output) to D_RESIDUAL (gradient of its input). */
-static enum status block_backward(struct model *m, int l, int batch, int seq_len, bool accumulate) {
+/* Layer l, from D_RESIDUAL (gradient of the layer's output) to D_RESIDUAL (gradient of its input). That the gradients of
+   the layer above are ready is told before this layer's attention: what ranks exchange takes multiprocessors away, which
+   costs little beside attention's many short thread blocks, and much beside a product, whose blocks are all in place from
+   its start to its end. */
+static enum status block_backward(
+    struct model *m, int l, int batch, int seq_len, bool accumulate, const struct model_hooks *hooks) {
     struct backend *b = m->backend;
     const struct model_config *c = &m->options.config;
     int64_t rows = (int64_t)batch * seq_len;
@@ -482,6 +486,9 @@ static enum status block_backward(struct model *m, int l, int batch, int seq_len
         channels, accumulate));
     CHECK(b->linear_backward_input(b, d_branch, d_residual, parameter(m, ATTENTION_PROJECTION_WEIGHT, l),
         NULL, rows, channels, channels));
+    if (l + 1 < c->layers) {
+        CHECK(gradients_ready(hooks, l + 2));
+    }
     CHECK(b->attention_backward(b, d_wide, m->buffers[ATTENTION_WORKSPACE], d_branch, buffer(m, ATTENTION, l),
         buffer(m, ATTENTION_LOGSUMEXP, l), buffer(m, ATTENTION_SAVED, l), buffer(m, QKV, l),
         attention_shape(c, batch, seq_len)));
@@ -524,9 +531,9 @@ enum status model_forward_backward(struct model *m, const int32_t *tokens, const
         c->channels, false, accumulate));
     for (int l = c->layers - 1; l >= 0; l--) {
         CHECK(before_gradients(hooks, l + 1));
-        CHECK(block_backward(m, l, batch, seq_len, accumulate));
-        CHECK(gradients_ready(hooks, l + 1));
+        CHECK(block_backward(m, l, batch, seq_len, accumulate, hooks));
     }
+    CHECK(gradients_ready(hooks, 1));
     CHECK(embedding_backward(m, batch, seq_len, accumulate));
     return gradients_ready(hooks, 0);
 }

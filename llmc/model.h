@@ -101,14 +101,14 @@ struct model_options {
     int seq_len;     /* most tokens of a sequence, at most config.seq_len; 0: config.seq_len */
     enum recompute recompute;
     enum dtype gradient_dtype;
-    int layer_gradients;  /* buffers in which the layers' gradients take turns; 0: each layer has its own */
+    int layer_gradients;  /* buffers (2 or more) for layers to take turns in; 0: each has its own gradients */
     int64_t logits_bytes; /* most that one chunk of logits may take */
     int ranks;            /* for the layout's padding */
     bool forward_only; /* no gradients, nothing kept for backward: model_loss and model_token_losses alone */
 };
 
 /* Called by forward before a bucket's parameters are read, by backward before a bucket's gradients are written and when
-   they are final for this micro-step. Each may be NULL. */
+   they are final for this micro-step (a layer's: by the next layer's attention). Each may be NULL. */
 struct model_hooks {
     enum status (*before_parameters)(void *context, int bucket);
     enum status (*before_gradients)(void *context, int bucket);
