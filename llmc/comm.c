@@ -165,7 +165,7 @@ static enum status single_report_stall(struct comm *c, double seconds) {
     return comm_fail_lost(c, stuck, "a collective of one rank");
 }
 
-double comm_nothing_beside(struct comm *c) {
+double comm_no_ms(struct comm *c) {
     (void)c;
     return 0.0;
 }
@@ -194,7 +194,8 @@ enum status comm_single_create(struct comm **out) {
         .tell_progress = single_tell_progress,
         .check_peers = single_check_peers,
         .report_stall = single_report_stall,
-        .running_ms = comm_nothing_beside,
+        .blocked_ms = comm_no_ms,
+        .running_ms = comm_no_ms,
         .abort = single_abort,
         .free = single_free,
     };

@@ -52,6 +52,9 @@ struct comm {
     enum status (*check_peers)(struct comm *c);
     enum status (*report_stall)(struct comm *c, double seconds);
 
+    /* Milliseconds that this rank has waited for others inside collectives, since it last asked; 0 where collectives run
+       beside the compute stream. */
+    double (*blocked_ms)(struct comm *c);
     /* For the profiler: milliseconds that data collectives ran beside the compute stream since it last asked, as far as
        they have ended; those before the first call are not counted. */
     double (*running_ms)(struct comm *c);
@@ -120,7 +123,7 @@ enum status comm_agree(struct comm *c, enum status own_status);
 /* What communicators on the CPU compute with: into[i] = into[i] op from[i]; F32, F64, BF16 (sums are rounded each). */
 enum status comm_check_summable(enum dtype dtype);
 void comm_combine(void *into, const void *from, int64_t count, enum dtype dtype, enum comm_op op);
-double comm_nothing_beside(struct comm *c); /* running_ms of those whose collectives are complete on return */
+double comm_no_ms(struct comm *c); /* running_ms of those whose collectives are complete on return, for one */
 /* The message of a loss, as the rank tells it that stopped in `collective`. */
 enum status comm_fail_lost(const struct comm *c, struct comm_loss loss, const char *collective);
 

@@ -517,6 +517,7 @@ enum status comm_nccl_create(
     c->tell_progress = tell_progress;
     c->check_peers = check_peers;
     c->report_stall = report_stall;
+    c->blocked_ms = comm_no_ms;
     c->running_ms = running_ms;
     c->abort = abort_all;
     c->free = comm_free;

@@ -59,6 +59,7 @@ struct comm_state {
     struct comm_shared_memory *memory;
     struct seat *seat;
     double timeout_seconds;
+    double blocked_seconds;
     pid_t parent;
 };
 
@@ -192,6 +193,7 @@ static enum status wait_for_others(struct comm *c, uint32_t generation, const ch
         double slept = time_seconds() - start;
         /* Longer than asked for: this process was stopped itself (Ctrl-Z), which is not the others' delay. */
         waited += slept < 2 * SLEEP_SECONDS ? slept : SLEEP_SECONDS;
+        c->state->blocked_seconds += slept;
     }
 }
 
@@ -377,6 +379,12 @@ static enum status shared_report_stall(struct comm *c, double seconds) {
     return fail_lost(c, "a collective of the GPUs");
 }
 
+static double shared_blocked_ms(struct comm *c) {
+    double milliseconds = c->state->blocked_seconds * 1e3;
+    c->state->blocked_seconds = 0;
+    return milliseconds;
+}
+
 static void shared_abort(struct comm *c) {
     struct comm_loss failed = {COMM_LOSS_FAILED, c->rank, 0};
     comm_shared_memory_mark_lost(c->state->memory, failed);
@@ -421,7 +429,8 @@ enum status comm_shared_create(
         .tell_progress = shared_tell_progress,
         .check_peers = shared_check_peers,
         .report_stall = shared_report_stall,
-        .running_ms = comm_nothing_beside,
+        .blocked_ms = shared_blocked_ms,
+        .running_ms = comm_no_ms,
         .abort = shared_abort,
         .free = shared_free,
     };

@@ -63,6 +63,7 @@ struct peer {
 struct comm_state {
     int rank, ranks;
     double timeout_seconds;
+    double blocked_seconds;
     size_t piece_bytes;
     char *pieces; /* [ranks][piece_bytes] */
     int *sockets;
@@ -253,6 +254,7 @@ static enum status receive(struct comm *c, const char *collective) {
             return status;
         }
         wait_for_frames(s, files);
+        s->blocked_seconds += time_seconds() - before;
         waited += time_passed(&before);
     }
 }
@@ -500,6 +502,12 @@ static enum status tcp_report_stall(struct comm *c, double seconds) {
     return status;
 }
 
+static double tcp_blocked_ms(struct comm *c) {
+    double milliseconds = c->state->blocked_seconds * 1e3;
+    c->state->blocked_seconds = 0;
+    return milliseconds;
+}
+
 /* ---- life ---- */
 
 static void tcp_abort(struct comm *c) {
@@ -588,7 +596,8 @@ enum status comm_tcp_create(struct comm **out, const struct rendezvous_options *
         .tell_progress = tcp_tell_progress,
         .check_peers = tcp_check_peers,
         .report_stall = tcp_report_stall,
-        .running_ms = comm_nothing_beside,
+        .blocked_ms = tcp_blocked_ms,
+        .running_ms = comm_no_ms,
         .abort = tcp_abort,
         .free = tcp_free,
     };

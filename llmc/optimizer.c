@@ -321,6 +321,8 @@ enum status optimizer_result(struct optimizer *o, struct step_result *result) {
     result->wait_ms = 0.0;
     if (o->comm->ranks > 1) {
         CHECK(o->backend->elapsed(o->backend, MARK_BACKWARD_DONE, MARK_STEP_AGREED, &result->wait_ms));
+        double blocked_ms = o->comm->blocked_ms(o->comm); /* where it counts, backward has waited too */
+        result->wait_ms = blocked_ms > 0.0 ? blocked_ms : result->wait_ms;
     }
     result->loss = control[CONTROL_LOSS];
     result->norm = control[CONTROL_NORM];

@@ -54,7 +54,8 @@ struct optimizer {
 struct step_result {
     double loss, norm;
     bool applied;
-    double wait_ms; /* from this rank's last gradient until all ranks agreed on the norm; 0 for one rank */
+    double
+        wait_ms; /* for other ranks: on a GPU from the last gradient until all agreed on the norm; 0 for one rank */
     int64_t optimizer_step; /* applied steps so far */
 };
 

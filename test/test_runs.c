@@ -482,6 +482,44 @@ static void a_run_whose_reader_has_gone_goes_on_to_its_end(void) {
     }
 }
 
+static bool log_contains(const char *run_dir, const char *text) {
+    char path[2 * PATH_BYTES];
+    uint8_t *log;
+    size_t bytes;
+    snprintf(path, sizeof path, "%s/log.jsonl", run_dir);
+    if (!path_exists(path) || file_read_all(path, &log, &bytes) != STATUS_OK) {
+        return false;
+    }
+    bool found = strstr((char *)log, text) != NULL;
+    free(log);
+    return found;
+}
+
+/* As a hot GPU or a busy machine would, one rank runs a quarter of the time. */
+static void a_rank_that_keeps_the_others_waiting_is_named_in_the_log(void) {
+    static const char *const more[] = {
+        "--micro-batch", "2", "--ranks", "2", "--steps", "1000000", "--eval-every", "0", NULL};
+    char run_dir[PATH_BYTES];
+    struct trainer t;
+    snprintf(run_dir, sizeof run_dir, "%s/slow", folder);
+    trainer_start(&t, run_dir, more);
+    pid_t process = -1;
+    while (process <= 0 && !trainer_ended(&t)) {
+        process = find_rank(&t, 1, 2);
+    }
+    double end = time_seconds() + 20;
+    while (time_seconds() < end && !log_contains(run_dir, "rank 1 is slow: the others wait ")) {
+        kill(process, SIGSTOP);
+        usleep(15000);
+        kill(process, SIGCONT);
+        usleep(5000);
+    }
+    EXPECT(time_seconds() < end);
+    kill(t.process, SIGKILL);
+    EXPECT(trainer_wait(&t));
+    remove_tree(run_dir);
+}
+
 /* ---- ranks that are started one by one and meet over TCP ---- */
 
 static int free_port(void) {
@@ -693,6 +731,7 @@ int main(void) {
     RUN(a_run_restarts_by_itself_when_its_ranks_are_killed);
     RUN(a_single_rank_that_is_killed_is_restarted_too);
     RUN(a_run_whose_reader_has_gone_goes_on_to_its_end);
+    RUN(a_rank_that_keeps_the_others_waiting_is_named_in_the_log);
     RUN(ranks_started_one_by_one_train_as_those_forked);
     RUN(ranks_started_one_by_one_restart_when_any_of_them_is_killed);
     RUN(a_rank_started_with_other_options_ends_both_with_a_line);
