@@ -7,7 +7,9 @@
 #include "test.h"
 
 #include <arpa/inet.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -668,16 +670,37 @@ static void of_a_stalled_collective_the_first_rank_is_told_late_though_it_is_sil
     team_free(&team);
 }
 
-/* The watchdog's look while the rank is in collectives. */
-static enum status peers_work(struct comm *c, struct report *report, const void *context) {
-    (void)context;
-    for (int i = 0; i < 20; i++) {
-        CHECK(c->check_peers(c));
-        double value = c->rank;
-        CHECK(c->host_all_reduce(c, &value, 1, COMM_SUM));
-        EXPECT(value == 3);
+/* A watchdog's look every millisecond while the rank is in collectives. */
+struct watchdog {
+    struct comm *c;
+    atomic_bool stop;
+    enum status status; /* of the last look */
+};
+static void *watch(void *context) {
+    struct watchdog *w = context;
+    for (uint64_t i = 0; !atomic_load(&w->stop) && w->status == STATUS_OK; i++) {
+        w->c->tell_progress(w->c, i);
+        w->status = w->c->check_peers(w->c);
         usleep(1000);
     }
+    return NULL;
+}
+static enum status peers_work(struct comm *c, struct report *report, const void *context) {
+    (void)context;
+    struct watchdog w = {.c = c};
+    pthread_t thread;
+    EXPECT(pthread_create(&thread, NULL, watch, &w) == 0);
+    for (int i = 0; i < 200; i++) {
+        double values[2000];
+        for (int k = 0; k < 2000; k++) {
+            values[k] = c->rank + k;
+        }
+        CHECK(c->host_all_reduce(c, values, 2000, COMM_SUM));
+        EXPECT(values[0] == 3 && values[1999] == 3 + 3 * 1999);
+    }
+    atomic_store(&w.stop, true);
+    pthread_join(thread, NULL);
+    EXPECT(w.status == STATUS_OK);
     report->rounds = 1;
     for (;;) {
         CHECK(c->check_peers(c));
