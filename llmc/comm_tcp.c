@@ -224,12 +224,12 @@ static double time_passed(double *before) {
     return passed < 10e-3 * LOOK_MS ? passed : 1e-3 * LOOK_MS;
 }
 
-static void wait_for_frames(const struct comm_state *s, struct pollfd *files) {
+/* Under the lock: the connections to wait for. */
+static void list_missing(const struct comm_state *s, struct pollfd *files) {
     for (int i = 0; i < s->peer_count; i++) {
-        files[i] =
-            (struct pollfd){.fd = data_missing(&s->peers[i]) ? s->peers[i].file : -1, .events = POLLIN};
+        int file = data_missing(&s->peers[i]) ? s->peers[i].file : -1;
+        files[i] = (struct pollfd){.fd = file, .events = POLLIN};
     }
-    poll(files, (nfds_t)s->peer_count, LOOK_MS);
 }
 
 /* Until all data that is wanted has come. */
@@ -248,12 +248,13 @@ static enum status receive(struct comm *c, const char *collective) {
             lose(s, late);
         }
         enum status status = lost_status(c, collective);
+        list_missing(s, files);
         pthread_mutex_unlock(&s->lock);
         if (status != STATUS_OK || missing < 0) {
             free(files);
             return status;
         }
-        wait_for_frames(s, files);
+        poll(files, (nfds_t)s->peer_count, LOOK_MS);
         s->blocked_seconds += time_seconds() - before;
         waited += time_passed(&before);
     }
