@@ -55,7 +55,7 @@ with open(sys.argv[1] + "/text", "w") as out:
 PYTHON
 "${FLASHGPT_BUILD:-build}/prepare" --out-dir "$work/tokens" --val-fraction 0 "$work/text" >/dev/null || echo "prepare failed"
 model="--model gpt2-124m --vocab-size 257 --tokenizer bytes --train-data $work/tokens/train_*.bin
-    --micro-batch 16 --global-batch 32768 --steps 50 --warmup-steps 50 --eval-every 0"
+    --micro-batch 16 --global-batch 32768 --steps 50 --learning-rate 1e-4 --eval-every 0"
 set -f # the pattern of the data is the trainer's
 run one $model --ranks 1 --checkpoint-every 0
 run zero1 $model --ranks 2 --checkpoint-every 0
