@@ -4,6 +4,7 @@
 
 static const char *const group_titles[OPTION_GROUPS] = {
     [RUN] = "Run",
+    [USE] = "Use of a trained model (instead of training)",
     [MODEL] = "Model (0: the preset's)",
     [BATCH] = "Batch and length",
     [OPTIMIZER] = "Optimizer (AdamW)",
@@ -91,6 +92,9 @@ void options_print_help(FILE *out) {
         "Train, and go on where it stopped when the same line is given again:\n"
         "  ./train_gpt --train-data 'data/tokens/train*.bin' --val-data 'data/tokens/val*.bin' \\\n"
         "              --epochs 2 --run-dir runs/first --resume\n"
+        "Use what was trained, or a GPT-2 of Hugging Face in a folder (--init-from):\n"
+        "  ./train_gpt --generate 'Once upon a time' --run-dir runs/first\n"
+        "  ./train_gpt --evaluate --val-data 'data/tokens/val*.bin' --init-from data/downloads/gpt2\n"
         "\n"
         "Write --name value or --name=value; a switch is --name, --no-name or --name=false. In whole\n"
         "numbers k, M, G stand for thousands (steps 600k) and Ki, Mi, Gi for powers of 1024 (tokens\n"

@@ -29,17 +29,19 @@ const struct option option_table[] = {
         .help = "make the plan for this GPU; names are below"},
     {"dry-run", RUN, false, SWITCH_OF(dry_run, 0), .help = "do everything up to the first step, then stop"},
     {"quiet", RUN, false, SWITCH_OF(quiet, 0), .help = "print no progress; log.jsonl has everything"},
-    {"generate", RUN, false, TEXT_OF(generate, ""), .unit = "TEXT", .shown = "train",
-        .help = "go on with this text instead of training (- reads it from standard input), with the model "
-                "of --init-from or the newest of --run-dir, as --sample-... and --samples say"},
-    {"evaluate", RUN, false, SWITCH_OF(evaluate, 0),
-        .help = "instead of training measure such a model on --val-data, --multiple-choice or both"},
-    {"export", RUN, false, TEXT_OF(export_to, ""), .unit = "FOLDER", .shown = "train",
-        .help = "instead of training write such a model, in fp32, and its tokenizer where Hugging Face reads "
-                "them"},
-    {"info", RUN, false, TEXT_OF(info, ""), .unit = "PATH", .shown = "train",
-        .help = "instead of training tell what a run, checkpoint, model, shard or tokenizer is"},
     {"help", RUN, false, SWITCH_OF(help, 0), .help = "print this text and stop; also -h"},
+
+    {"generate", USE, false, TEXT_OF(generate, ""), .unit = "TEXT", .shown = "none",
+        .help = "go on with this text (- reads it from standard input), as --sample-... say, with the model "
+                "of --init-from or the newest of --run-dir"},
+    {"samples", USE, false, INTEGER_OF(samples, 1, 1, 4096), .unit = "N",
+        .help = "texts that --generate makes at once"},
+    {"evaluate", USE, false, SWITCH_OF(evaluate, 0),
+        .help = "measure such a model on --val-data, --multiple-choice or both"},
+    {"export", USE, false, TEXT_OF(export_to, ""), .unit = "FOLDER", .shown = "none",
+        .help = "write such a model, in fp32, and its tokenizer as Hugging Face reads them"},
+    {"info", USE, false, TEXT_OF(info, ""), .unit = "PATH", .shown = "none",
+        .help = "tell what a run, checkpoint, model, shard or tokenizer is"},
 
     {"model", MODEL, true, TEXT_OF(model, "tiny"), .unit = "PRESET",
         .help = "sizes by name, from the table below; the options that follow change one each"},
@@ -128,8 +130,6 @@ const struct option option_table[] = {
         .unit = "X", .shown = "1: none",
         .help = "makes tokens that the text has already less likely: above 0 logits are divided by it, below "
                 "multiplied"},
-    {"samples", OUTPUT, false, INTEGER_OF(samples, 1, 1, 4096), .unit = "N",
-        .help = "texts that --generate makes at once"},
     {"multiple-choice", OUTPUT, true, TEXT_OF(multiple_choice, ""), .unit = "FILE", .shown = "none",
         .help = "questions as HellaSwag's JSON lines have them (ctx, endings, label), asked when --val-data "
                 "is measured; needs a tokenizer"},

@@ -4,7 +4,7 @@
 
 #include "options.h"
 
-enum option_group { RUN, MODEL, BATCH, OPTIMIZER, DATA, OUTPUT, DEVICE, OPTION_GROUPS };
+enum option_group { RUN, USE, MODEL, BATCH, OPTIMIZER, DATA, OUTPUT, DEVICE, OPTION_GROUPS };
 enum option_type { SWITCH, INTEGER, NUMBER, TEXT, CHOICE };
 
 struct option {
