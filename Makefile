@@ -103,7 +103,7 @@ ifeq ($(V),)
 say = @printf '  %-5s %s\n' '$(1)' '$(2)';
 endif
 
-.PHONY: all train test test-unit gpu-tests test-gpu sanitize-gpu bench-ops bench-generate bench-attention fuzz format format-check config help clean
+.PHONY: all train lib test test-unit gpu-tests test-gpu sanitize-gpu bench-ops bench-generate bench-attention fuzz format format-check config help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 all: config train_gpt $(BUILD)/prepare
@@ -164,6 +164,12 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS)
 
 $(BUILD)/attention/bench: $(BUILD)/attention/bench.o $(OBJECTS)
 	$(call say,link,$@)$(LINK)
+
+# the attention kernels with the interface of attention/attention.h, and nothing of the trainer
+$(BUILD)/libattention.so: $(patsubst %.c,$(BUILD)/%.o,$(wildcard attention/*.c) llmc/common.c) $(ATTENTION_OBJECTS)
+	$(call say,link,$@)$(if $(HAVE_NVCC),$(NVCC) $(addprefix -Xcompiler ,$(LDFLAGS)),$(CC) $(LDFLAGS)) -shared $^ -o $@ -lm $(if $(HAVE_NVCC),-lcublas)
+lib: $(BUILD)/libattention.so
+	@cmp -s $< libattention.so || cp -f $< libattention.so
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 

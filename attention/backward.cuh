@@ -18,6 +18,7 @@ struct backward_arguments {
     float *statistics; /* [batch, heads, 2, padded_rows]: lse log2(e), then D */
     float *dq_sums;    /* [split, batch, heads, padded_rows / 16, D / 8] fragments */
     int seqlen_q, seqlen_k, heads, kv_heads, head_dim, padded_rows;
+    int group; /* query heads to a key/value head */
     float scale;
     bool causal;
     bool deterministic;
@@ -42,52 +43,56 @@ struct backward_arguments {
 
 /* ---- prepare ---- */
 
-enum {
-    PREPARE_THREADS = 256,
-    PREPARE_ROWS = 16,
-    ROW_THREADS = PREPARE_THREADS / PREPARE_ROWS, /* that share a row */
-};
+enum { PREPARE_THREADS = 256, PREPARE_ROWS = 64 };
 
-/* rowsum(dO o O) over this thread's chunks of a row */
-template <enum dtype TYPE>
-__device__ __forceinline__ float multiply_rows(const uint16_t *o, const uint16_t *d_o, int head_dim) {
+/* The sum of the products of 8 neighbours */
+template <enum dtype TYPE> __device__ __forceinline__ float multiply_chunks(uint4 a, uint4 b) {
+    const uint32_t pairs_a[] = {a.x, a.y, a.z, a.w}, pairs_b[] = {b.x, b.y, b.z, b.w};
     float sum = 0;
-    for (int d = (int)(threadIdx.x % ROW_THREADS) * CHUNK; d < head_dim; d += ROW_THREADS * CHUNK) {
-        uint4 a = *(const uint4 *)(o + d), b = *(const uint4 *)(d_o + d);
-        const uint32_t pairs_a[] = {a.x, a.y, a.z, a.w}, pairs_b[] = {b.x, b.y, b.z, b.w};
 #pragma unroll
-        for (int i = 0; i < CHUNK / 2; i++) {
-            float2 x = unpack<TYPE>(pairs_a[i]), y = unpack<TYPE>(pairs_b[i]);
-            sum += x.x * y.x + x.y * y.y;
-        }
+    for (int i = 0; i < CHUNK / 2; i++) {
+        float2 x = unpack<TYPE>(pairs_a[i]), y = unpack<TYPE>(pairs_b[i]);
+        sum += x.x * y.x + x.y * y.y;
     }
     return sum;
 }
 
-/* One block for PREPARE_ROWS rows of a head. Rows past the end, and rows that see nothing, get lse = infinity: P is 0
-   there without a mask. */
+/* One block for PREPARE_ROWS rows of a head, a chunk of a row for every thread and pass. Rows past the end, and rows that
+   see nothing, get lse = infinity: P is 0 there without a mask. */
 template <enum dtype TYPE, int D>
 static __global__ void __launch_bounds__(PREPARE_THREADS) backward_prepare(backward_arguments a) {
+    constexpr int ROW_THREADS = D <= 64 ? 8 : D <= 128 ? 16 : 32; /* that share a row */
+    constexpr int ROWS_A_PASS = PREPARE_THREADS / ROW_THREADS, PASSES = PREPARE_ROWS / ROWS_A_PASS;
     int blocks = a.padded_rows / PREPARE_ROWS, index = (int)(blockIdx.x / blocks);
-    int first_row = (int)(blockIdx.x % blocks) * PREPARE_ROWS,
-        row = first_row + (int)threadIdx.x / ROW_THREADS;
-    int batch = index / a.heads, head = index % a.heads;
-    float sum = 0, lse = INFINITY;
-    if (row < a.seqlen_q) {
-        sum = multiply_rows<TYPE>(a.o.row(batch, row, head), a.d_o.row(batch, row, head), a.head_dim);
-        lse = a.lse[(int64_t)index * a.seqlen_q + row];
+    int first_row = (int)(blockIdx.x % blocks) * PREPARE_ROWS, batch = index / a.heads,
+        head = index % a.heads;
+    int row = first_row + (int)threadIdx.x / ROW_THREADS, column = (int)threadIdx.x % ROW_THREADS * CHUNK;
+    float *statistics = a.statistics_of(index);
+    float sums[PASSES] = {};
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++) {
+        int r = row + pass * ROWS_A_PASS;
+        if (r < a.seqlen_q && column < a.head_dim) {
+            sums[pass] = multiply_chunks<TYPE>(*(const uint4 *)(a.o.row(batch, r, head) + column),
+                *(const uint4 *)(a.d_o.row(batch, r, head) + column));
+        }
+    }
+    float4 *dq = (float4 *)a.dq_sums_of<D>(0, index, first_row);
+    for (int i = (int)threadIdx.x; !a.deterministic && i < PREPARE_ROWS * D / 4; i += PREPARE_THREADS) {
+        dq[i] = make_float4(0, 0, 0, 0);
     }
 #pragma unroll
-    for (int offset = ROW_THREADS / 2; offset > 0; offset /= 2) {
-        sum += __shfl_xor_sync(~0u, sum, offset);
-    }
-    if (threadIdx.x % ROW_THREADS == 0) {
-        a.statistics_of(index)[row] = lse == -INFINITY ? INFINITY : lse * LOG2_E;
-        a.statistics_of(index)[a.padded_rows + row] = sum;
-    }
-    float4 *sums = (float4 *)a.dq_sums_of<D>(0, index, first_row);
-    for (int i = (int)threadIdx.x; !a.deterministic && i < PREPARE_ROWS * D / 4; i += PREPARE_THREADS) {
-        sums[i] = make_float4(0, 0, 0, 0);
+    for (int pass = 0; pass < PASSES; pass++) {
+#pragma unroll
+        for (int offset = ROW_THREADS / 2; offset > 0; offset /= 2) {
+            sums[pass] += __shfl_xor_sync(~0u, sums[pass], offset);
+        }
+        int r = row + pass * ROWS_A_PASS;
+        if (column == 0) {
+            float lse = r < a.seqlen_q ? a.lse[(int64_t)index * a.seqlen_q + r] : -INFINITY;
+            statistics[r] = lse == -INFINITY ? INFINITY : lse * LOG2_E;
+            statistics[a.padded_rows + r] = sums[pass];
+        }
     }
 }
 
@@ -166,6 +171,7 @@ static backward_arguments backward_arguments_of(
     a.dq_sums = (float *)((char *)p->workspace + w.dq_offset);
     a.seqlen_q = (int)p->seqlen_q, a.seqlen_k = (int)p->seqlen_k, a.padded_rows = (int)w.padded_rows;
     a.heads = (int)p->heads, a.kv_heads = (int)p->kv_heads, a.head_dim = (int)p->head_dim;
+    a.group = (int)(p->heads / p->kv_heads);
     a.scale = (float)p->scale, a.causal = p->causal;
     a.rows = rows, a.columns = columns;
     a.deterministic = p->deterministic || whole_heads;

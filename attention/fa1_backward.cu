@@ -228,7 +228,6 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
     }
 
     __device__ __forceinline__ void key_block() {
-        int group = a.heads / a.kv_heads;
         for (int half = 0; half < HALVES; half++) {
             clear(dk);
             clear(dv);
@@ -236,7 +235,7 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
             copy<COLUMNS>(shared + K_OFFSET, a.k, first_key, kv_head, a.seqlen_k);
             copy<COLUMNS>(shared + V_OFFSET, a.v, first_key, kv_head, a.seqlen_k);
             copy_commit();
-            for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
+            for (int head = kv_head * a.group; head < (kv_head + 1) * a.group; head++) {
                 for (int row = a.diagonal_row(first_key); row < a.seqlen_q; row += ROWS) {
                     row_block(head, row, half);
                 }

@@ -400,7 +400,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
 
     __device__ __forceinline__ void run() {
         constexpr int NONE = -1;
-        int split, index, group = a.heads / a.kv_heads;
+        int split, index, group = a.group;
         a.order.find(blockIdx.x, &split, &index);
         batch = index / a.kv_heads, kv_head = index % a.kv_heads;
         first_key = (a.round * a.order.blocks + split) * COLUMNS;

@@ -193,13 +193,14 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct forward_block {
         int block, batch_head;
         a.order.find(blockIdx.x, &block, &batch_head);
         int batch = batch_head / a.heads, head = batch_head % a.heads, kv_head = head / a.group;
-        int warp = (int)warp_index();
-        int block_row = (a.order.blocks - 1 - block) * ROWS, first_row = block_row + warp * WARP_ROWS;
+        int warp = (int)warp_index(), block_row = (a.order.blocks - 1 - block) * ROWS;
+        /* each saves a register where it is used */
+        int uniform_warp = SHARED_KB == 227 ? (int)uniform_warp_index() : warp;
+        int first_row = block_row + uniform_warp * WARP_ROWS;
 
         /* How many keys the first row of the warp, its last row, and the last row of the block see. */
         int step = a.causal ? 1 : 0, beyond = a.seqlen_k - a.seqlen_q + 1;
         int visible_first = a.causal ? first_row + beyond : a.seqlen_k;
-        int visible_last = visible_first + step * (WARP_ROWS - 1);
         int visible_block = a.causal ? min(block_row + ROWS - 1 + beyond, a.seqlen_k) : a.seqlen_k;
         int blocks = visible_block > 0 ? (visible_block + COLUMNS - 1) / COLUMNS : 0;
 
@@ -215,21 +216,21 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct forward_block {
             row_sum[m][0] = row_sum[m][1] = 0;
         }
         int first_key = (blocks - 1) * COLUMNS;
-        const uint16_t *keys = copy_keys::source(a.k.row(batch, first_key, kv_head), a.k.seq_stride),
-                       *values = copy_keys::source(a.v.row(batch, first_key, kv_head), a.v.seq_stride);
+        auto copy_block = [&](uint32_t to, const device_tensor &from, int key) {
+            copy_keys::start(to, copy_keys::source(from.row(batch, key, kv_head), from.seq_stride),
+                from.seq_stride, a.seqlen_k - key, a.head_dim);
+            copy_commit();
+        };
         if (blocks > 0) {
             copy_queries::start(q_tile, copy_queries::source(a.q.row(batch, block_row, head), a.q.seq_stride),
                 a.q.seq_stride, a.seqlen_q - block_row, a.head_dim);
-            copy_keys::start(k_tile, keys, a.k.seq_stride, a.seqlen_k - first_key, a.head_dim);
-            copy_commit();
+            copy_block(k_tile, a.k, first_key);
         }
         for (; first_key >= 0; first_key -= COLUMNS) {
-            bool sees = first_key < visible_last;
+            bool sees = first_key < visible_first + step * (WARP_ROWS - 1);
             copy_wait<0>();
             __syncthreads();
-            copy_keys::start(v_tile, values, a.v.seq_stride, a.seqlen_k - first_key, a.head_dim);
-            copy_commit();
-            values -= COLUMNS * a.v.seq_stride;
+            copy_block(v_tile, a.v, first_key);
             if (sees) {
                 multiply_queries_keys(q_warp, k_tile);
                 if (first_key + COLUMNS > visible_first) {
@@ -240,9 +241,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct forward_block {
             copy_wait<0>();
             __syncthreads();
             if (first_key > 0) {
-                keys -= COLUMNS * a.k.seq_stride;
-                copy_keys::start(k_tile, keys, a.k.seq_stride, COLUMNS, a.head_dim);
-                copy_commit();
+                copy_block(k_tile, a.k, first_key - COLUMNS);
             }
             if (sees) {
                 multiply_probabilities_values(v_tile, scale_log2);

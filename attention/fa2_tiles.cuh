@@ -24,7 +24,9 @@ __host__ __device__ constexpr forward_tile forward_tile_of(int head_dim, int sha
         return {128, 64, 4, 2};
     case 128:
         return shared_kb == 99 ? forward_tile{128, 32, 4, 2} : forward_tile{128, 64, 4, 2};
-    default: /* 192, 256 */
+    case 192:
+        return shared_kb == 99 ? forward_tile{64, 64, 4, 1} : forward_tile{64, 64, 4, 2};
+    default: /* 256 */
         return shared_kb == 99 ? forward_tile{64, 64, 4, 1} : forward_tile{128, 64, 8, 1};
     }
 #endif
@@ -47,7 +49,9 @@ __host__ __device__ constexpr backward_tile backward_tile_of(int head_dim, int s
         return shared_kb == 99 ? backward_tile{32, 128, 4, 1, 2, 2, 1}
                                : backward_tile{32, 128, 4, 1, 2, 2, 2};
     case 80:
-        return shared_kb == 99 ? backward_tile{64, 64, 4, 1, 4, 2, 1} : backward_tile{64, 64, 4, 1, 4, 2, 2};
+        return shared_kb == 99    ? backward_tile{64, 64, 4, 1, 4, 2, 1}
+               : shared_kb == 163 ? backward_tile{64, 128, 8, 1, 4, 2, 1}
+                                  : backward_tile{128, 128, 8, 1, 8, 2, 1};
     case 96:
         return shared_kb == 99 ? backward_tile{64, 64, 4, 1, 2, 2, 1} : backward_tile{64, 128, 8, 1, 4, 2, 1};
     case 128:
@@ -61,7 +65,7 @@ __host__ __device__ constexpr backward_tile backward_tile_of(int head_dim, int s
     default: /* 256 */
         return shared_kb == 99    ? backward_tile{32, 32, 2, 2, 2, 1, 1}
                : shared_kb == 163 ? backward_tile{32, 64, 4, 2, 2, 2, 1}
-                                  : backward_tile{64, 64, 4, 2, 2, 2, 1};
+                                  : backward_tile{64, 64, 4, 2, 1, 2, 1};
     }
 #endif
 }

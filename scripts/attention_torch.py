@@ -162,9 +162,11 @@ def relative_errors(run, causal):
 
 
 def median_ms(call, repeats=9, warm_up=3):
+    """Of the GPU alone: it is kept busy until the host has enqueued the whole call."""
     times = []
     for i in range(-warm_up, repeats):
         begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+        torch.cuda._sleep(2_000_000)
         begin.record()
         call()
         end.record()
@@ -191,7 +193,8 @@ def rates(run, seqlen, head_dim, causal):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kernels", default="fa2", help="of this project, by name")
+    parser.add_argument("--kernels", default="fa2,fa2:deterministic",
+                        help="of this project, by name; NAME:deterministic repeats dQ bit by bit")
     parser.add_argument("--peers", default="flash,cudnn", help="SDPA backends: flash, cudnn, math")
     parser.add_argument("--quick", action="store_true", help="2k and 8k only")
     options = parser.parse_args()
@@ -199,7 +202,9 @@ def main():
 
     def runner(name, causal):
         if name in options.kernels.split(","):
-            return lambda q, k, v: flash_attn_func(q, k, v, causal=causal, kernel=name)
+            kernel, _, mode = name.partition(":")
+            return lambda q, k, v: flash_attn_func(q, k, v, causal=causal, kernel=kernel,
+                                                   deterministic=mode == "deterministic")
         return sdpa(name, causal)
 
     for name in columns:
@@ -209,15 +214,17 @@ def main():
                   " ".join(f"{e:.1e}" for e in errors))
             if name in options.kernels.split(",") and not max(errors) < 8e-3:
                 sys.exit(f"{name} is wrong")
-    print(f"{'dim':>4} {'seqlen':>6} mask   " + " ".join(f"{name:>19}" for name in columns) + "   first/second, both")
+    others = columns[1:]
+    print(f"{'dim':>4} {'seqlen':>6} mask   " + " ".join(f"{name:>17}" for name in columns)
+          + f"   both: {columns[0]} over " + ", ".join(others))
     for head_dim in (64, 128, 80):
         for causal in (False, True):
             for seqlen in (2048, 8192) if options.quick else (512, 1024, 2048, 4096, 8192, 16384):
                 row = [rates(runner(name, causal), seqlen, head_dim, causal) for name in columns]
-                cells = ["/".join(f"{x:.1f}" for x in r) if r else "-" for r in row]
-                ratio = f"{row[0][2] / row[1][2]:.2f}" if len(row) > 1 and row[0] and row[1] else ""
+                cells = ["/".join(f"{x:.0f}" for x in r) if r else "-" for r in row]
+                ratios = [f"{row[0][2] / r[2]:.2f}" if row[0] and r else "-" for r in row[1:]]
                 print(f"{head_dim:4} {seqlen:6} {'causal' if causal else 'full':6} "
-                      + " ".join(f"{cell:>19}" for cell in cells) + f"   {ratio}", flush=True)
+                      + " ".join(f"{cell:>17}" for cell in cells) + "   " + " ".join(ratios), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 #!/bin/sh
 # usage: run_tests.sh BUILD_DIR TEST...   runs each test program, sums their closing lines "N passed, N failed".
-# A test that cannot run on this machine says so in a line that begins with "skipped", and passes nothing.
-# A test that ends without that line, or with another exit code than it should, counts as one failure.
+# A test that ends without that line, or with another exit code than it should, counts as one failure. Tests that this
+# machine lacks something for say so in lines "  skipped NAME: reason" and close with "N passed, N failed, N skipped".
 build=$1
 shift
 export FLASHGPT_BUILD="$build" FLASHGPT_TRAINER="$build/train_gpt" OMP_WAIT_POLICY=passive
 passed=0
 failed=0
+skipped=0
+counts() { # PASSED FAILED SKIPPED
+    echo "$1 passed, $2 failed$([ "$3" -eq 0 ] || echo ", $3 skipped")"
+}
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 for test in "$@"; do
@@ -14,10 +18,12 @@ for test in "$@"; do
     start=$(date +%s)
     "$test" >"$log" 2>&1
     code=$?
-    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$log" | tail -n 1)
+    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' "$log" | tail -n 1)
     p=${line%% *}
     f=${line#*, }
     f=${f%% *}
+    k=$(echo "$line" | sed -n 's/.*, \([0-9]*\) skipped$/\1/p')
+    k=${k:-0}
     if [ -z "$line" ] || { [ "$code" -ne 0 ] && [ "$f" -eq 0 ]; }; then
         p=${p:-0}
         f=$((${f:-0} + 1))
@@ -25,11 +31,13 @@ for test in "$@"; do
     fi
     if [ "$f" -ne 0 ]; then
         cat "$log"
+    else
+        grep '^  skipped ' "$log"
     fi
-    grep '^skipped' "$log"
-    echo "$name: $p passed, $f failed ($(($(date +%s) - start)) s)"
+    echo "$name: $(counts "$p" "$f" "$k") ($(($(date +%s) - start)) s)"
     passed=$((passed + p))
     failed=$((failed + f))
+    skipped=$((skipped + k))
 done
-echo "$passed passed, $failed failed"
+counts "$passed" "$failed" "$skipped"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1,5 +1,6 @@
 /* The tests' frame: a test is a function, RUN calls it and prints "ok NAME" or the failed expectations; the last line
-   is "N passed, N failed". FLASHGPT_TEST=text runs, and counts, only the tests whose name contains the text. */
+   is "N passed, N failed". A test that lacks something of the machine says SKIP("needs ..."), and the last line counts
+   it: "N passed, N failed, N skipped". FLASHGPT_TEST=text runs, and counts, only the tests whose name contains the text. */
 #ifndef TEST_TEST_H
 #define TEST_TEST_H
 
@@ -8,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int test_passed_, test_failed_, test_failures_in_this_;
+static int test_passed_, test_failed_, test_skipped_, test_failures_in_this_;
+static const char *test_skip_reason_;
 
 #define EXPECT(condition)                                                                                    \
     do {                                                                                                     \
@@ -48,6 +50,13 @@ static int test_passed_, test_failed_, test_failures_in_this_;
         }                                                                                                    \
     } while (0)
 
+/* ends the test that it is in */
+#define SKIP(reason)                                                                                         \
+    do {                                                                                                     \
+        test_skip_reason_ = (reason);                                                                        \
+        return;                                                                                              \
+    } while (0)
+
 #define RUN(test)                                                                                            \
     do {                                                                                                     \
         const char *chosen_ = getenv("FLASHGPT_TEST");                                                       \
@@ -55,8 +64,12 @@ static int test_passed_, test_failed_, test_failures_in_this_;
             break;                                                                                           \
         }                                                                                                    \
         test_failures_in_this_ = 0;                                                                          \
+        test_skip_reason_ = NULL;                                                                            \
         test();                                                                                              \
-        if (test_failures_in_this_ == 0) {                                                                   \
+        if (test_failures_in_this_ == 0 && test_skip_reason_ != NULL) {                                      \
+            test_skipped_++;                                                                                 \
+            printf("  skipped %s: %s\n", #test, test_skip_reason_);                                          \
+        } else if (test_failures_in_this_ == 0) {                                                            \
             test_passed_++;                                                                                  \
             printf("  ok %s\n", #test);                                                                      \
         } else {                                                                                             \
@@ -67,7 +80,11 @@ static int test_passed_, test_failed_, test_failures_in_this_;
     } while (0)
 
 static inline int test_summary(void) {
-    printf("%d passed, %d failed\n", test_passed_, test_failed_);
+    printf("%d passed, %d failed", test_passed_, test_failed_);
+    if (test_skipped_ > 0) {
+        printf(", %d skipped", test_skipped_);
+    }
+    printf("\n");
     return test_failed_ == 0 ? 0 : 1;
 }
 
