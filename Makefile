@@ -4,6 +4,7 @@
 # make test-gpu        everything that needs one; make sanitize-gpu, the same kernels under compute-sanitizer
 # make bench-ops       what every op reaches on the GPU; make bench-attention, what attention reaches;
 #                      make bench-generate, how fast a 124M GPT writes
+# make lib             libattention.so: the attention kernels alone, with the interface of attention/attention.h
 # make help            the rest, and the variables
 
 BUILD ?= build
@@ -103,7 +104,8 @@ ifeq ($(V),)
 say = @printf '  %-5s %s\n' '$(1)' '$(2)';
 endif
 
-.PHONY: all train lib test test-unit gpu-tests test-gpu sanitize-gpu bench-ops bench-generate bench-attention fuzz format format-check config help clean
+.PHONY: all train lib test test-unit gpu-tests test-gpu sanitize-gpu bench-ops bench-generate bench-attention \
+    tune-attention attention-registers fuzz format format-check config help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 all: config train_gpt $(BUILD)/prepare
@@ -139,6 +141,12 @@ $(BUILD)/llmc/cpu/%.f64.o: llmc/cpu/%.c $(FLAGS_STAMP)
 	$(call say,cc,$< in double)$(CC) $(CPPFLAGS) $(CFLAGS) -DCPU_F64 -MMD -MP -c $< -o $@
 
 ifeq ($(HAVE_NVCC),yes)
+# what ptxas says of registers stays beside the object, for scripts/attention_registers.sh; the rest is shown
+$(BUILD)/attention/%.o: attention/%.cu $(FLAGS_STAMP)
+	@mkdir -p $(@D)
+	$(call say,nvcc,$<)$(NVCC) $(CPPFLAGS) $(NVCCFLAGS) -Xptxas -v -MMD -MP -c $< -o $@ 2>$(@:.o=.ptxas); \
+	    status=$$?; grep -v 'ptxas info\|bytes stack frame\|^$$' $(@:.o=.ptxas) >&2; exit $$status
+
 $(BUILD)/%.o: %.cu $(FLAGS_STAMP)
 	@mkdir -p $(@D)
 	$(call say,nvcc,$<)$(NVCC) $(CPPFLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
@@ -200,7 +208,13 @@ bench-ops: $(BUILD)/test/bench_ops
 bench-generate: $(BUILD)/test/bench_generate
 	$<
 bench-attention: $(BUILD)/attention/bench
-	$<
+	$< $(ARGS)
+# the best tiles of fa2 for the GPU that is there: make tune-attention [HEAD_DIMS="64 128"] [WRITE=1]
+tune-attention: $(BUILD)/attention/bench
+	@NVCC='$(NVCC)' scripts/tune_attention.sh $(BUILD) "$(WRITE)" $(or $(HEAD_DIMS),64 80 96 128 192 256)
+# registers and spills of every attention kernel; a spill in a tuned one fails
+attention-registers: $(ATTENTION_OBJECTS)
+	@scripts/attention_registers.sh $(BUILD)
 
 # libFuzzer harnesses (clang): make fuzz CC=clang BUILD=build-fuzz SANITIZE=fuzzer-no-link,address,undefined
 fuzz: LDFLAGS += -fsanitize=fuzzer
@@ -213,10 +227,11 @@ format-check:
 	clang-format --dry-run -Werror $(FORMATTED)
 
 clean:
-	rm -rf $(BUILD) train_gpt
+	rm -rf $(BUILD) train_gpt libattention.so
 
 help:
 	@sed -n '1,7p' Makefile
+	@echo "# make tune-attention  the best tiles of attention for this GPU; attention-registers, what its kernels take"
 	@echo "# make format          clang-format every source; format-check only looks"
 	@echo "# make fuzz            the fuzzers (see the Makefile)"
 	@echo "# variables: CC=clang BUILD=dir CUDA=0|1 NCCL=0|1 OPENMP=0|1 OPENBLAS=0|1 MARCH=x86-64-v3"
