@@ -8,7 +8,7 @@
    between events, after a warm-up, on random data; slow kernels are repeated less often.
 
    Before a kernel is timed, random rows of its results are compared with the float64 reference; a case that is wrong
-   prints "wrong" and makes the exit status 1. */
+   prints "wrong" and makes the exit status 1. The table is Markdown; times are in the JSON lines. */
 #include "attention/check_rows.cuh"
 
 struct bench_case {
@@ -43,22 +43,30 @@ static int compare_floats(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+static float one_ms(struct attention *kernel, const struct attention_params *p, pass run, cudaEvent_t begin,
+    cudaEvent_t end) {
+    float ms;
+    CUDA_MUST(cudaEventRecord(begin));
+    MUST(run(kernel, p));
+    CUDA_MUST(cudaEventRecord(end));
+    CUDA_MUST(cudaEventSynchronize(end));
+    CUDA_MUST(cudaEventElapsedTime(&ms, begin, end));
+    return ms;
+}
+
 static double median_ms(struct attention *kernel, const struct attention_params *p, pass run, int repeats) {
-    enum { WARM_UP = 3, MOST_REPEATS = 1000, FEWEST_REPEATS = 3, LONGEST_MS = 500 };
+    enum { WARM_UPS = 3, MOST_REPEATS = 1000, LONGEST_WARM_UP_MS = 100, LONGEST_MS = 500 };
     float times[MOST_REPEATS], total = 0;
     cudaEvent_t begin, end;
     CUDA_MUST(cudaEventCreate(&begin));
     CUDA_MUST(cudaEventCreate(&end));
+    for (int i = 0; i < WARM_UPS && total < LONGEST_WARM_UP_MS; i++) {
+        total += one_ms(kernel, p, run, begin, end);
+    }
     int count = 0;
-    for (int i = -WARM_UP; i < repeats && i < MOST_REPEATS && (i < FEWEST_REPEATS || total < LONGEST_MS);
-         i++) {
-        CUDA_MUST(cudaEventRecord(begin));
-        MUST(run(kernel, p));
-        CUDA_MUST(cudaEventRecord(end));
-        CUDA_MUST(cudaEventSynchronize(end));
-        CUDA_MUST(cudaEventElapsedTime(&times[count], begin, end));
+    for (total = 0; count < repeats && count < MOST_REPEATS && total < LONGEST_MS; count++) {
+        times[count] = one_ms(kernel, p, run, begin, end);
         total += times[count];
-        count += i >= 0;
     }
     CUDA_MUST(cudaEventDestroy(begin));
     CUDA_MUST(cudaEventDestroy(end));
@@ -70,7 +78,7 @@ static double median_ms(struct attention *kernel, const struct attention_params 
 
 enum { CHECKED_ROWS = 8 };
 
-/* False if the kernel was wrong. */
+/* Prints a cell, and a line of JSON. False if the kernel was wrong. */
 static bool bench_kernel(
     const struct bench_case *c, struct attention_params *p, const char *name, int repeats, FILE *json) {
     struct attention *kernel;
@@ -79,26 +87,28 @@ static bool bench_kernel(
     p->workspace = poisoned_memory(attention_workspace_bytes(name, p));
     MUST(attention_forward(kernel, p));
     MUST(attention_backward(kernel, p));
-    double error = relative_error_of_rows(p, CHECKED_ROWS),
-           forward = median_ms(kernel, p, attention_forward, repeats);
-    double backward = median_ms(kernel, p, attention_backward, repeats);
+    double error = relative_error_of_rows(p, CHECKED_ROWS);
+    double forward = median_ms(kernel, p, attention_forward, repeats),
+           backward = median_ms(kernel, p, attention_backward, repeats);
     double flops =
         4.0 * (double)(c->seqlen * c->seqlen * c->head_dim * c->heads * c->batch) * (c->causal ? 0.5 : 1);
-    double rates[] = {
-        flops / forward / 1e9, 2.5 * flops / backward / 1e9, 3.5 * flops / (forward + backward) / 1e9};
+    double forward_rate = flops / forward / 1e9, backward_rate = 2.5 * flops / backward / 1e9,
+           rate = 3.5 * flops / (forward + backward) / 1e9;
     bool right = error <= LARGEST_ROW_ERROR;
-    printf("%4d %6d %6d %3d/%-3d %-6s %-9s %8.3f %8.3f  %6.1f %6.1f %6.1f  %s\n", (int)c->head_dim,
-        (int)c->seqlen, (int)c->batch, (int)c->heads, (int)c->kv_heads, c->causal ? "causal" : "full", name,
-        forward, backward, rates[0], rates[1], rates[2], right ? "" : "wrong");
+    if (right) {
+        printf(" %.0f / %.0f / %.0f |", forward_rate, backward_rate, rate);
+    } else {
+        printf(" wrong: relative error %.2g |", error);
+    }
     fflush(stdout);
     if (json != NULL) {
         fprintf(json,
             "{\"kernel\": \"%s\", \"head_dim\": %d, \"seqlen\": %d, \"batch\": %d, \"heads\": %d, "
-            "\"kv_heads\": %d, "
-            "\"causal\": %s, \"forward_ms\": %.4f, \"backward_ms\": %.4f, \"forward_tflops\": %.1f, "
-            "\"backward_tflops\": %.1f, \"both_tflops\": %.1f, \"relative_error\": %.2e}\n",
+            "\"kv_heads\": %d, \"causal\": %s, \"forward_ms\": %.4f, \"backward_ms\": %.4f, "
+            "\"forward_tflops\": %.1f, \"backward_tflops\": %.1f, \"both_tflops\": %.1f, "
+            "\"relative_error\": %.2e}\n",
             name, (int)c->head_dim, (int)c->seqlen, (int)c->batch, (int)c->heads, (int)c->kv_heads,
-            c->causal ? "true" : "false", forward, backward, rates[0], rates[1], rates[2], error);
+            c->causal ? "true" : "false", forward, backward, forward_rate, backward_rate, rate, error);
     }
     attention_free(kernel);
     CUDA_MUST(cudaFree(p->saved));
@@ -136,6 +146,19 @@ static bool listed_number(const char *list, int64_t number) {
     return listed(list, name);
 }
 
+static void print_header(const struct bench_options *o) {
+    const char *name;
+    char rule[256] = "|--:|--:|--:|---|";
+    printf("| head dim | seqlen | batch x heads | mask |");
+    for (int i = 0; (name = attention_kernel_name(i)) != NULL; i++) {
+        if (listed(o->kernels, name)) {
+            printf(" %s |", name);
+            strncat(rule, "--:|", sizeof rule - strlen(rule) - 1);
+        }
+    }
+    printf("\n%s\n", rule);
+}
+
 static bool bench_case_run(const struct bench_case *c, const struct bench_options *o, FILE *json) {
     if (!listed_number(o->head_dims, c->head_dim) || !listed_number(o->seqlens, c->seqlen)) {
         return true;
@@ -143,11 +166,16 @@ static bool bench_case_run(const struct bench_case *c, const struct bench_option
     struct attention_params p = make_data(c, o->deterministic);
     bool right = true;
     const char *name;
+    printf("| %d | %d | %d x %d/%d | %s |", (int)c->head_dim, (int)c->seqlen, (int)c->batch, (int)c->heads,
+        (int)c->kv_heads, c->causal ? "causal" : "full");
     for (int i = 0; (name = attention_kernel_name(i)) != NULL; i++) {
         if (listed(o->kernels, name) && suits(name, &p)) {
             right &= bench_kernel(c, &p, name, o->repeats, json);
+        } else if (listed(o->kernels, name)) {
+            printf(" - |");
         }
     }
+    printf("\n");
     free_data(&p);
     return right;
 }
@@ -219,10 +247,9 @@ int main(int argc, char **argv) {
     }
     struct cudaDeviceProp device;
     CUDA_MUST(cudaGetDeviceProperties(&device, 0));
-    printf("%s, %d multiprocessors; bf16, medians of %d%s\n", device.name, device.multiProcessorCount,
-        o.repeats, o.deterministic ? ", deterministic" : "");
-    printf("%4s %6s %6s %-7s %-6s %-9s %8s %8s  %6s %6s %6s\n", "dim", "seqlen", "batch", "heads", "mask",
-        "kernel", "fwd ms", "bwd ms", "fwd", "bwd", "both TFLOP/s");
+    printf("%s, %d multiprocessors; bf16, TFLOP/s forward / backward / both, medians of %d%s\n\n",
+        device.name, device.multiProcessorCount, o.repeats, o.deterministic ? ", deterministic" : "");
+    print_header(&o);
     bool right = bench_grid(&o, json);
     if (json != NULL && fclose(json) != 0) {
         fprintf(stderr, "bench-attention: cannot write %s\n", o.json);

@@ -47,22 +47,19 @@ link() { # bench with the two objects, and everything else as it is built
         -lcublas -lgomp -lm
 }
 
-# the mean of column $1 of the table of bench with options $2...; nothing if a case is wrong
-mean_rate() {
-    column=$1
-    shift
-    "$work/bench" --kernel fa2 --seqlen 512,2048,8192 --repeats 7 "$@" >"$work/table" &&
-        awk -v c="$column" '$1 + 0 > 0 { sum += $c; n++ } END { printf "%.1f", sum / n }' "$work/table"
+mean_rate() { # HEAD_DIM DIRECTION [OPTION]: over the cases of bench; fails if one is wrong
+    "$work/bench" --kernel fa2 --seqlen 512,2048,8192 --repeats 7 --head-dim "$1" --json "$work/json" $3 >/dev/null &&
+        sed "s/.*\"$2_tflops\": \([0-9.]*\).*/\1/" "$work/json" | awk '{ sum += $1 } END { printf "%.1f", sum / NR }'
 }
 
-tune() { # HEAD_DIM DIRECTION COLUMN CANDIDATES
+tune() { # HEAD_DIM DIRECTION CANDIDATES
     : >"$work/results"
-    for tile in $4; do
+    for tile in $3; do
         if compile "$2" "$1" "$tile"; then
             link
-            rate=$(mean_rate "$3" --head-dim "$1") || { echo "$2 $1 {$tile}: wrong" && continue; }
+            rate=$(mean_rate "$1" "$2" "") || { echo "$2 $1 {$tile}: wrong" >&2 && continue; }
             also=$rate
-            [ "$2" = forward ] || also=$(mean_rate "$3" --head-dim "$1" --deterministic)
+            [ "$2" = forward ] || also=$(mean_rate "$1" "$2" --deterministic)
             echo "$2 $1 {$tile}: $rate TFLOP/s$([ "$2" = forward ] || echo ", deterministic $also")" >&2
             echo "$rate $also $tile" | awk '{ print $1 + $2, $3 }' >>"$work/results"
         fi
@@ -78,6 +75,6 @@ tune() { # HEAD_DIM DIRECTION COLUMN CANDIDATES
 
 for dim in "$@"; do
     compile backward "$dim"
-    tune "$dim" forward 9 "$forward"
-    tune "$dim" backward 10 "$backward"
+    tune "$dim" forward "$forward"
+    tune "$dim" backward "$backward"
 done
