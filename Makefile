@@ -230,7 +230,7 @@ clean:
 	rm -rf $(BUILD) train_gpt libattention.so
 
 help:
-	@sed -n '1,7p' Makefile
+	@sed -n '1,8p' Makefile
 	@echo "# make tune-attention  the best tiles of attention for this GPU; attention-registers, what its kernels take"
 	@echo "# make format          clang-format every source; format-check only looks"
 	@echo "# make fuzz            the fuzzers (see the Makefile)"

@@ -16,10 +16,11 @@ static inline enum status cuda_check(cudaError_t error, const char *what) {
 }
 
 /* Launches kernel(arguments) on a one-dimensional grid; `what` names it in errors. More than 48 KB of shared memory a
-   block has to be asked for. */
+   block has to be asked for. overlap (sm_90): blocks may start as soon as those of the kernel before it in the stream have
+   all called launch_next, and call wait_for_previous before they need what that has done. */
 template <typename Arguments>
 enum status launch(const char *what, void (*kernel)(Arguments), int64_t blocks, int threads, int shared_bytes,
-    void *stream, const Arguments &arguments) {
+    void *stream, const Arguments &arguments, bool overlap = false) {
     if (blocks > INT32_MAX) {
         return fail("attention: %s needs %lld thread blocks, more than a grid has: use smaller batches", what,
             (long long)blocks);
@@ -28,8 +29,17 @@ enum status launch(const char *what, void (*kernel)(Arguments), int64_t blocks, 
         CHECK(cuda_check(
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), what));
     }
-    kernel<<<(unsigned)blocks, threads, (size_t)shared_bytes, (cudaStream_t)stream>>>(arguments);
-    return cuda_check(cudaGetLastError(), what);
+    cudaLaunchAttribute overlapping = {};
+    overlapping.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlapping.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = (size_t)shared_bytes;
+    config.stream = (cudaStream_t)stream;
+    config.attrs = &overlapping;
+    config.numAttrs = overlap ? 1 : 0;
+    return cuda_check(cudaLaunchKernelEx(&config, kernel, arguments), what);
 }
 
 /* Two floats rounded to 16 bits, the first in the low half. */

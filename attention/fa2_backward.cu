@@ -71,7 +71,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     using weight_tile = shared_tile<ROWS>; /* P^T, dS^T: keys down, queries across */
     static constexpr int KEYS_BYTES = COLUMNS * tile::ROW_BYTES, QUERIES_BYTES = ROWS * tile::ROW_BYTES;
     static constexpr int WEIGHTS_BYTES = COLUMNS * weight_tile::ROW_BYTES;
-    static constexpr int STATISTICS_BYTES = 2 * ROWS * (int)sizeof(float);
+    static constexpr int ROW_SUMS_OFFSET = ROWS * (int)sizeof(float), STATISTICS_BYTES = 2 * ROW_SUMS_OFFSET;
     static constexpr int K_OFFSET = 0, V_OFFSET = K_OFFSET + KEYS_BYTES, Q_OFFSET = V_OFFSET + KEYS_BYTES,
                          D_O_OFFSET = Q_OFFSET + STAGES * QUERIES_BYTES,
                          D_S_OFFSET = D_O_OFFSET + STAGES * QUERIES_BYTES,
@@ -142,12 +142,11 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
 
     /* ---- products ---- */
 
-    /* out (keys, queries) = rows of K or V times rows of Q or dO; between the products of depth k, meanwhile(k). */
+    /* out (keys, queries) += rows of K or V times rows of Q or dO; between the products of depth k, meanwhile(k). */
     template <typename Meanwhile>
     __device__ __forceinline__ void multiply_over_columns(
         float (&out)[M][S_N][4], uint32_t keys, uint32_t queries, Meanwhile meanwhile) {
         uint32_t keys_lane = tile::lane_offset(DOWN_FIRST), queries_lane = tile::lane_offset(ACROSS_FIRST);
-        clear(out);
         multiply<TYPE, D / 16>(
             out,
             [&](uint32_t(&left)[M][4], int k) {
@@ -269,10 +268,28 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
         }
     }
 
+    /* What dP^T begins with: -D, so that dP^T - D costs nothing, where registers allow it; else 0 */
+    static constexpr bool SUBTRACTED_FIRST = QUERY_WARPS > 1;
+    __device__ __forceinline__ void begin_gradients(float (&dp)[M][S_N][4], uint32_t row_sums) {
+        clear(dp);
+#pragma unroll
+        for (int n = 0; SUBTRACTED_FIRST && n < S_N; n++) {
+            float2 pair = load_shared_pair(row_sums + (8 * n + lane % 4 * 2) * (uint32_t)sizeof(float));
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                dp[m][n][0] = dp[m][n][2] = -pair.x;
+                dp[m][n][1] = dp[m][n][3] = -pair.y;
+            }
+        }
+    }
+
     /* dS^T = P^T o (dP^T - D) in fragment column n */
     __device__ __forceinline__ void differentiate(rounded_fragment<TYPE> (&ds)[M][S_N],
         const float (&dp)[M][S_N][4], const probability (&p)[M][S_N], int n, uint32_t row_sums) {
-        float2 pair = load_shared_pair(row_sums + (8 * n + lane % 4 * 2) * (uint32_t)sizeof(float));
+        float2 pair = make_float2(0, 0);
+        if constexpr (!SUBTRACTED_FIRST) {
+            pair = load_shared_pair(row_sums + (8 * n + lane % 4 * 2) * (uint32_t)sizeof(float));
+        }
 #pragma unroll
         for (int m = 0; m < M; m++) {
             float2 first = p[m][n].floats(0), second = p[m][n].floats(1);
@@ -330,11 +347,13 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
             });
             return;
         }
+        clear(s);
         multiply_over_columns(s, shared + K_OFFSET + keys_offset, q + queries_offset, [](int) {});
         if ((a.causal && warp_query + diagonal < warp_key + WARP_KEYS - 1) ||
             warp_key + WARP_KEYS > a.seqlen_k) {
             mask(s, warp_key, warp_query);
         }
+        begin_gradients(dp, statistics + ROW_SUMS_OFFSET);
         multiply_over_columns(dp, shared + V_OFFSET + keys_offset, d_o + queries_offset, [&](int k) {
             part_of_columns(k, D / 16, [&](int n) {
                 exponentiate(p, s, n, statistics);
@@ -345,7 +364,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
         });
         multiply_own(dv, p, d_o, [&](int k) {
             part_of_columns(k, WARP_QUERIES / 16, [&](int n) {
-                differentiate(ds, dp, p, n, statistics + ROWS * (uint32_t)sizeof(float));
+                differentiate(ds, dp, p, n, statistics + ROW_SUMS_OFFSET);
                 store_weights(d_s, ds, n);
             });
         });
@@ -401,6 +420,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     __device__ __forceinline__ void run() {
         constexpr int NONE = -1;
         int split, index, group = a.group;
+        launch_next();
         a.order.find(blockIdx.x, &split, &index);
         batch = index / a.kv_heads, kv_head = index % a.kv_heads;
         first_key = (a.round * a.order.blocks + split) * COLUMNS;
@@ -427,6 +447,8 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
             step_keys(now.row, left % STAGES, shared + D_S_OFFSET + left % 2 * WEIGHTS_BYTES);
             if (before.row != NONE) {
                 step_dq(before, shared + D_S_OFFSET + (left + 1) % 2 * WEIGHTS_BYTES);
+            } else {
+                wait_for_previous(); /* rounds overlap up to here: they add to the same sums */
             }
             before = now;
             now = after(now);
@@ -463,7 +485,8 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_pass {
         CHECK((prepare_backward<TYPE, D>(p, a)));
         for (a.round = 0; a.round * a.order.blocks < a.key_blocks; a.round++) {
             CHECK(launch("fa2 backward", fa2_backward_main<TYPE, D, SHARED_KB>,
-                p->batch * p->kv_heads * a.order.blocks, block::THREADS, block::SHARED_BYTES, p->stream, a));
+                p->batch * p->kv_heads * a.order.blocks, block::THREADS, block::SHARED_BYTES, p->stream, a,
+                SHARED_KB == 227 && a.round > 0));
         }
         return finish_backward<TYPE, D>(p, a);
     }

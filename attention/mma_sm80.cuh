@@ -117,6 +117,20 @@ __device__ __forceinline__ void barrier(int which, int threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(which), "r"(threads) : "memory");
 }
 
+/* The two sides of launches that overlap (sm_90; before, a kernel starts when the one before it has ended). This block has
+   no objection to the next kernel's start; */
+__device__ __forceinline__ void launch_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/* and from here on, this one sees all that the previous kernel has done. */
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /* to[0..3] += c, in the L2 cache; sm_90 */
 __device__ __forceinline__ void reduce_add_4(float *to, const float (&c)[4]) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(c[0]), "f"(c[1]),

@@ -218,8 +218,8 @@ template <typename Arguments> struct cpu_call {
 
 template <typename Arguments>
 enum status launch(const char *what, void (*kernel)(Arguments), int64_t blocks, int threads, int shared_bytes,
-    void *stream, const Arguments &arguments) {
-    (void)stream;
+    void *stream, const Arguments &arguments, bool overlap = false) {
+    (void)stream, (void)overlap;
     if (threads > CPU_MOST_THREADS || shared_bytes > CPU_SHARED_BYTES) {
         return fail("%s: %d threads and %d bytes are too many", what, threads, shared_bytes);
     }
@@ -271,6 +271,11 @@ inline void __syncthreads() {
 }
 inline void barrier(int which, int threads) {
     cpu_wait(cpu.named[which], threads);
+}
+/* launches do not overlap here */
+inline void launch_next() {
+}
+inline void wait_for_previous() {
 }
 inline void __syncwarp() {
     cpu_wait(cpu_warp_barrier(), CPU_LANES);

@@ -9,6 +9,7 @@
      TEST_SEED=N                repeats a run
      TEST_KERNEL=NAME           keeps to one kernel
      FLASHGPT_SMALL=1           small shapes and few repeats only, for compute-sanitizer
+     FLASHGPT_UNPOISONED=1      working memory is as it was allocated, for initcheck
      FLASHGPT_REPEATS=N         runs of the tests of bitwise equality (50)
      FLASHGPT_LONG=1            fa1 with 64k and 256k queries and keys as well: minutes */
 #include "attention/check_rows.cuh"
@@ -66,7 +67,6 @@ struct problem {
     int64_t elements;
     uint16_t *plain_weights[2]; /* [seqlen_q, seqlen_k] on the device, of the plain formula */
     void *saved, *workspace;
-    size_t saved_bytes, workspace_bytes;
 };
 
 static float to_float(enum dtype dtype, uint16_t bits) {
@@ -272,19 +272,18 @@ static void fetch_results(struct problem *p) {
 }
 
 /* Working memory for these sizes, poisoned. */
-static void poison_working_memory(struct problem *p, const char *name, const struct attention_params *sizes) {
-    size_t saved = attention_saved_bytes(name, sizes), workspace = attention_workspace_bytes(name, sizes);
-    if (saved > p->saved_bytes || workspace > p->workspace_bytes) {
-        cudaFree(p->saved);
-        cudaFree(p->workspace);
-        p->saved_bytes = saved, p->workspace_bytes = workspace;
-        p->saved = poisoned_memory(saved), p->workspace = poisoned_memory(workspace);
-    }
-    if (p->workspace != NULL) {
-        CUDA_MUST(cudaMemset(p->workspace, 0xFF, p->workspace_bytes));
-    }
-    if (p->saved != NULL) {
-        CUDA_MUST(cudaMemset(p->saved, 0xFF, p->saved_bytes));
+static void make_working_memory(struct problem *p, const char *name, const struct attention_params *sizes) {
+    size_t bytes[] = {attention_saved_bytes(name, sizes), attention_workspace_bytes(name, sizes)};
+    void **memory[] = {&p->saved, &p->workspace};
+    for (int i = 0; i < 2; i++) {
+        CUDA_MUST(cudaFree(*memory[i]));
+        *memory[i] = NULL;
+        if (bytes[i] > 0) {
+            CUDA_MUST(cudaMalloc(memory[i], bytes[i]));
+        }
+        if (bytes[i] > 0 && !is_set("FLASHGPT_UNPOISONED")) {
+            CUDA_MUST(cudaMemset(*memory[i], 0xFF, bytes[i]));
+        }
     }
 }
 
@@ -292,7 +291,7 @@ static void poison_working_memory(struct problem *p, const char *name, const str
 static void run_kernel(struct problem *p, int kernel, bool deterministic) {
     struct attention_params sizes = params_of(p, false);
     sizes.deterministic = deterministic;
-    poison_working_memory(p, attention_kernel_name(kernel), &sizes);
+    make_working_memory(p, attention_kernel_name(kernel), &sizes);
     send_inputs(p);
     struct attention_params a = params_of(p, false);
     a.deterministic = deterministic;
