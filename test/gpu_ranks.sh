@@ -7,8 +7,8 @@ trap 'rm -rf "$work"' EXIT
 passed=0
 failed=0
 if [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')" -lt 2 ]; then
-    echo "skipped: ranks on several GPUs (there are fewer than two)"
-    echo "0 passed, 0 failed"
+    echo "  skipped gpu_ranks: needs two GPUs"
+    echo "0 passed, 0 failed, 1 skipped"
     exit 0
 fi
 check() { # check NAME CONDITION...
