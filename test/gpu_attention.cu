@@ -3,7 +3,7 @@
    A kernel is as good as its precision allows if its error is at most twice (gradients: three times) that of the plain
    formula in the same precision, computed here step by step with every step rounded to 16 bits: the largest error of an
    element, plus twice the rounding of the reference at 0.3, and the error in the Euclidean norm, plus twice the rounding
-   of the reference.
+   of the reference and what fp32 leaves where it should be 0.
 
    Inputs are new in every run; outputs and working memory hold NaN before. Environment:
      TEST_SEED=N                repeats a run
@@ -47,6 +47,7 @@ struct shape {
     enum dtype dtype;
     enum layout layout;
     float q_factor, k_factor; /* of the standard normal inputs */
+    bool deterministic;
 };
 
 enum { GAP = 8 }; /* elements between rows */
@@ -436,6 +437,7 @@ struct error {
     double rounding;       /* the largest rounding error of reference + 0.3 */
     double rounding_norm;  /* ||rounded reference - reference|| */
     double reference_norm; /* ||reference|| */
+    int64_t elements;
 };
 
 static struct error error_sums;
@@ -461,6 +463,7 @@ static void add_row_error(enum dtype dtype, uint16_t *bits, double *reference, i
 static struct error error_of(struct problem *p, int t) {
     memset(&error_sums, 0, sizeof error_sums);
     for_rows(p, t, add_row_error);
+    error_sums.elements = p->shape.batch * p->tensors[t].seq_len * p->tensors[t].heads * p->shape.head_dim;
     struct error e = error_sums;
     e.norm = sqrt(e.norm);
     e.rounding_norm = sqrt(e.rounding_norm);
@@ -499,9 +502,10 @@ static double lse_rounding(const struct problem *p) {
 static const char *const tensor_names[TENSORS] = {"q", "o", "d_o", "dq", "k", "v", "dk", "dv"};
 
 static void describe(const struct shape *s, const char *kernel) {
-    printf("    %s: batch %d, %d x %d, heads %d/%d, head_dim %d, %s, %s, layout %d, seed %llu:\n", kernel,
+    printf("    that was %s: batch %d, %d x %d, heads %d/%d, head_dim %d, %s, %s, layout %d%s\n", kernel,
         (int)s->batch, (int)s->seqlen_q, (int)s->seqlen_k, (int)s->heads, (int)s->kv_heads, (int)s->head_dim,
-        s->causal ? "causal" : "full", dtype_name(s->dtype), s->layout, (unsigned long long)seed);
+        s->causal ? "causal" : "full", dtype_name(s->dtype), s->layout,
+        s->deterministic ? ", deterministic" : "");
 }
 
 /* Gaps between rows must be as they were. */
@@ -521,8 +525,9 @@ static bool gaps_are_untouched(struct problem *p) {
     return true;
 }
 
-/* p->image has the results of a kernel. */
-static void expect_as_close_as_plain(struct problem *p, const char *name, const struct error *plain) {
+/* p->image has the results of a kernel. With a single visible key, dS = P o (dP - D) is 0, the difference of two sums of
+   head_dim products, and the plain formula may have exactly that: a kernel may have a rounding of such sums. */
+static void expect_as_close_as_plain(struct problem *p, const struct error *plain) {
     for (int t = 0; t < TENSORS; t++) {
         if (!is_output(t)) {
             continue;
@@ -530,12 +535,13 @@ static void expect_as_close_as_plain(struct problem *p, const char *name, const 
         struct error e = error_of(p, t);
         double factor = t == O ? 2 : 3;
         double limit = factor * plain[t].largest + 2 * e.rounding;
-        double norm_limit = factor * plain[t].norm + 2 * e.rounding_norm;
+        double cancelled = FLT_EPSILON * (double)p->shape.head_dim * sqrt((double)e.elements);
+        double norm_limit = factor * plain[t].norm + 2 * e.rounding_norm + cancelled;
         if (!(e.largest <= limit && e.norm <= norm_limit)) {
             test_failures_in_this_++;
-            describe(&p->shape, name);
-            printf("        %s: largest error %.3g, limit %.3g; relative error %.3g, limit %.3g\n",
-                tensor_names[t], e.largest, limit, e.norm / e.reference_norm, norm_limit / e.reference_norm);
+            printf(
+                "        %s: largest error %.3g, limit %.3g; norm of the errors %.3g, limit %.3g, of %.3g\n",
+                tensor_names[t], e.largest, limit, e.norm, norm_limit, e.reference_norm);
         }
     }
 }
@@ -556,8 +562,8 @@ static void expect_kernels_match_reference(const struct shape *s) {
             continue;
         }
         int before = test_failures_in_this_;
-        run_kernel(&p, kernel, false);
-        expect_as_close_as_plain(&p, attention_kernel_name(kernel), plain);
+        run_kernel(&p, kernel, s->deterministic);
+        expect_as_close_as_plain(&p, plain);
         /* scores are rounded to 16 bits by the standard kernel alone */
         EXPECT_NEAR(lse_error(&p), 0, lse_rounding(&p) + (kernel == standard_index ? 2 * plain_lse : 0));
         EXPECT(gaps_are_untouched(&p));
@@ -581,18 +587,19 @@ enum {
     HEAD_COUNTS = sizeof head_counts / sizeof head_counts[0]
 };
 
-/* Every pair of lengths with every head dimension, causal and not; types, head counts and layouts take turns. The long
-   ones would keep the reference busy: they have few heads. */
+/* Every pair of lengths with every head dimension, causal and not; types, head counts, layouts and how dQ is summed take
+   turns. The long
+   ones would keep the reference busy: they have one head. */
 static void check_head_dim(int64_t head_dim) {
     static int turn;
     for (int i = 0; i < (small() ? 1 : LENGTHS); i++) {
         int64_t pairs = lengths[i][0] * lengths[i][1];
         for (int causal = 0; causal < 2; causal++, turn++) {
-            struct shape s = {pairs > 100000 ? 1 : 2, lengths[i][0], lengths[i][1], 6, 6, head_dim,
+            struct shape s = {pairs > 100000 || small() ? 1 : 2, lengths[i][0], lengths[i][1], 6, 6, head_dim,
                 causal == 1, turn / 2 % 2 == 0 ? DTYPE_BF16 : DTYPE_F16, (enum layout)(turn / 3 % LAYOUTS), 1,
-                1};
+                1, turn / 5 % 2 == 0};
             if (pairs > 1000000) {
-                s.heads = s.kv_heads = pairs > 2000000 ? 1 : 2;
+                s.heads = s.kv_heads = 1;
             } else {
                 s.heads = head_counts[turn % HEAD_COUNTS][0];
                 s.kv_heads = head_counts[turn % HEAD_COUNTS][1];
@@ -679,8 +686,8 @@ static void expect_repeatable(int64_t head_dim, bool causal, bool deterministic)
                 int64_t row = t == DQ && !deterministic ? -1 : differing_row(&p, first, t);
                 if (row >= 0) {
                     test_failures_in_this_++;
-                    describe(&s, attention_kernel_name(kernel));
                     printf("        %s differs in run %d, row %d\n", tensor_names[t], i, (int)row);
+                    describe(&s, attention_kernel_name(kernel));
                 }
             }
         }
@@ -867,6 +874,7 @@ static void test_invalid_arguments_are_refused_before_anything_runs(void) {
 int main(void) {
     const char *given = getenv("TEST_SEED");
     seed = given != NULL ? strtoull(given, NULL, 10) : (uint64_t)time(NULL) * 1000003;
+    srand((unsigned)seed); /* the rows that are checked of long sequences */
     printf("  TEST_SEED=%llu\n", (unsigned long long)seed);
     create_kernels();
     RUN(test_invalid_arguments_are_refused_before_anything_runs);
