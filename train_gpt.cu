@@ -27,6 +27,7 @@
 #include "llmc/launch.h"
 #include "llmc/metrics.h"
 #include "llmc/options.h"
+#include "llmc/pace.h"
 #include "llmc/plan.h"
 #include "llmc/profile.h"
 #include "llmc/rendezvous.h"
@@ -56,14 +57,6 @@ struct step_report {
     double step_ms;
 };
 
-/* Who keeps the others waiting: sums over the last steps. */
-struct pace {
-    double *wait_ms; /* of each rank */
-    double step_ms;
-    int steps;
-    int told_rank; /* of the last note; -1: none */
-};
-
 /* One rank at work. */
 struct worker {
     const struct run *run;
@@ -83,10 +76,10 @@ struct worker {
     struct run_state state;
     char *options_json;
     struct step_report *reports; /* of all ranks, of the last step */
-    struct pace pace;            /* first rank only */
-    int32_t *inputs, *targets;   /* (micro_batch, seq_len) */
-    int64_t micro_steps;         /* per rank and step */
-    double peak_tflops;          /* 0: unknown */
+    struct pace pace;
+    int32_t *inputs, *targets; /* (micro_batch, seq_len) */
+    int64_t micro_steps;       /* per rank and step */
+    double peak_tflops;        /* 0: unknown */
     double start_seconds;
     int64_t start_step;
     char last_checkpoint[PATH_BYTES];
@@ -346,46 +339,6 @@ static enum status profiled_step(struct worker *w) {
     return STATUS_OK;
 }
 
-/* A note when one rank keeps the others waiting for a tenth of a step and more: a hot GPU, a busy machine. */
-static enum status watch_pace(struct worker *w) {
-    enum { WARM_UP = 3, WINDOW = 20 };
-    struct pace *pace = &w->pace;
-    int ranks = w->comm->ranks, slowest = 0;
-    double others_ms = 0.0;
-    if (w->log == NULL || ranks == 1 || w->state.step - w->start_step <= WARM_UP) {
-        return STATUS_OK;
-    }
-    pace->steps++;
-    pace->step_ms += w->reports[0].step_ms;
-    for (int rank = 0; rank < ranks; rank++) {
-        pace->wait_ms[rank] += w->reports[rank].wait_ms;
-    }
-    if (pace->steps < WINDOW) {
-        return STATUS_OK;
-    }
-    for (int rank = 0; rank < ranks; rank++) {
-        slowest = pace->wait_ms[rank] < pace->wait_ms[slowest] ? rank : slowest;
-        others_ms += pace->wait_ms[rank];
-    }
-    others_ms = (others_ms - pace->wait_ms[slowest]) / (ranks - 1);
-    double behind_ms = (others_ms - pace->wait_ms[slowest]) / WINDOW, step_ms = pace->step_ms / WINDOW;
-    memset(pace->wait_ms, 0, (size_t)ranks * sizeof *pace->wait_ms);
-    pace->step_ms = 0.0;
-    pace->steps = 0;
-    if (behind_ms < 0.1 * step_ms) {
-        pace->told_rank = -1;
-        return STATUS_OK;
-    }
-    if (slowest == pace->told_rank) {
-        return STATUS_OK;
-    }
-    pace->told_rank = slowest;
-    char text[160];
-    snprintf(text, sizeof text, "rank %d is slow: the others wait %.0f of a step's %.0f ms for it", slowest,
-        behind_ms, step_ms);
-    return note(w, text);
-}
-
 /* After each step: all ranks stop in the same one. */
 static enum status exchange_reports(struct worker *w, double *stop) {
     struct step_report own = w->reports[w->comm->rank];
@@ -395,7 +348,10 @@ static enum status exchange_reports(struct worker *w, double *stop) {
     for (int rank = 0; rank < w->comm->ranks; rank++) {
         *stop = fmax(*stop, w->reports[rank].stop);
     }
-    return watch_pace(w);
+    char text[160];
+    bool slow = pace_add_step(&w->pace, w->reports[0].step_ms, &w->reports[0].wait_ms,
+        sizeof own / sizeof own.wait_ms, text, sizeof text);
+    return slow ? note(w, text) : STATUS_OK;
 }
 
 static enum status train(struct worker *w) {
@@ -668,6 +624,7 @@ static enum status open_tokenizer(struct worker *w) {
     return STATUS_OK;
 }
 
+/* Over which the ranks' decisions go, and on the CPU all that they exchange. */
 static enum status meet_ranks(struct worker *w, const struct launch_rank *rank) {
     const struct options *o = w->options;
     const struct launch_place *place = &w->run->place;
@@ -711,12 +668,17 @@ static enum status check_same_options(struct worker *w) {
     return status;
 }
 
+/* Of ranks that the environment started the first makes the run's folder; those forked here found it made. */
+static enum status make_shared_run_dir(struct worker *w) {
+    if (w->run->place.ranks == 0 || w->options->dry_run) {
+        return STATUS_OK;
+    }
+    return comm_agree(w->ranks, w->ranks->rank == 0 ? make_run_dir(w->run) : STATUS_OK);
+}
+
+/* The device, and what moves data between those of several ranks. */
 static enum status create_device(struct worker *w, const struct launch_rank *rank) {
     const struct options *o = w->options;
-    CHECK(check_same_options(w));
-    if (w->run->place.ranks > 0 && !o->dry_run) {
-        CHECK(comm_agree(w->ranks, rank->rank == 0 ? make_run_dir(w->run) : STATUS_OK));
-    }
     CHECK(create_backend(&w->device, w->run, rank->local_rank, rank->local_ranks));
     if (rank->ranks == 1 || !w->run->cuda) {
         return STATUS_OK;
@@ -729,6 +691,8 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
     const struct run *run = w->run;
     const struct options *o = w->options;
     CHECK(meet_ranks(w, rank));
+    CHECK(check_same_options(w));
+    CHECK(make_shared_run_dir(w));
     CHECK(create_device(w, rank));
     w->backend = w->device;
     w->comm = w->ranks;
@@ -745,8 +709,7 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
     }
     CHECK(open_tokenizer(w));
     CHECK(ALLOCATE(w->reports, w->comm->ranks));
-    CHECK(ALLOCATE(w->pace.wait_ms, w->comm->ranks));
-    w->pace.told_rank = -1;
+    CHECK(pace_init(&w->pace, w->comm->ranks));
     w->state.data_windows = dataloader_windows(w->train_data);
     CHECK(create_model(w));
     CHECK(load_weights(w));
@@ -800,7 +763,7 @@ static enum status open_log(struct worker *w) {
 
 static void tear_down(struct worker *w) {
     free(w->options_json);
-    free(w->pace.wait_ms);
+    pace_free(&w->pace);
     free(w->reports);
     free(w->targets);
     free(w->inputs);

@@ -85,7 +85,7 @@ class Row:
 
 
 def train_gpt_turn(configuration, row, arguments):
-    options = dict(option.split("=", 1) for option in arguments.option) | {
+    options = {"ranks": 1} | dict(option.split("=", 1) for option in arguments.option) | {
         "model": configuration.model, "seq-len": configuration.seq_len,
         "micro-batch": configuration.micro_batch, "global-batch": configuration.global_batch,
         "train-data": "synthetic", "checkpoint-every": 0,
