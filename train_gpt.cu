@@ -50,13 +50,6 @@ struct run {
     struct schedule schedule;
 };
 
-/* What each rank tells the others after a step. */
-struct step_report {
-    double stop;    /* the number of a signal to stop; 0: none */
-    double wait_ms; /* that it waited for the others */
-    double step_ms;
-};
-
 /* One rank at work. */
 struct worker {
     const struct run *run;
@@ -75,7 +68,6 @@ struct worker {
     struct metrics_log *log; /* first rank only */
     struct run_state state;
     char *options_json;
-    struct step_report *reports; /* of all ranks, of the last step */
     struct pace pace;
     int32_t *inputs, *targets; /* (micro_batch, seq_len) */
     int64_t micro_steps;       /* per rank and step */
@@ -157,6 +149,22 @@ static enum status log_step(struct worker *w, const struct step_result *result, 
     return metrics_log_step(w->log, &m);
 }
 
+static enum status note(struct worker *w, const char *text) {
+    return w->log == NULL ? STATUS_OK : metrics_log_note(w->log, w->state.step, text);
+}
+
+static enum status look_at_pace(struct worker *w) {
+    struct pace_sums *all = NULL;
+    char text[160];
+    CHECK(ALLOCATE(all, w->comm->ranks));
+    enum status status = w->comm->host_all_gather(w->comm, all, &w->pace.sums, sizeof *all);
+    if (status == STATUS_OK && pace_look(&w->pace, all, w->comm->ranks, text, sizeof text)) {
+        status = note(w, text);
+    }
+    free(all);
+    return status;
+}
+
 static enum status train_step(struct worker *w) {
     const struct options *o = w->options;
     struct run_state *state = &w->state;
@@ -192,9 +200,10 @@ static enum status train_step(struct worker *w) {
         skipped_because = skip_reason(&result, loss_limit);
     }
     double seconds = time_seconds() - start;
-    w->reports[w->comm->rank].wait_ms = result.wait_ms;
-    w->reports[w->comm->rank].step_ms = seconds * 1e3;
     CHECK(log_step(w, &result, learning_rate, skipped_because, seconds, data_wait));
+    if (pace_add_step(&w->pace, seconds * 1e3, result.wait_ms)) {
+        CHECK(look_at_pace(w));
+    }
     if (o->max_skipped > 0 && state->skipped_in_row >= o->max_skipped) {
         return fail(
             "%lld steps in a row were skipped, the last for a %s, and the weights are as before them: lower "
@@ -287,10 +296,6 @@ static enum status save(struct worker *w) {
 
 /* ---- the loop ---- */
 
-static enum status note(struct worker *w, const char *text) {
-    return w->log == NULL ? STATUS_OK : metrics_log_note(w->log, w->state.step, text);
-}
-
 static bool due(int64_t step, int64_t every) {
     return every > 0 && step % every == 0;
 }
@@ -339,21 +344,6 @@ static enum status profiled_step(struct worker *w) {
     return STATUS_OK;
 }
 
-/* After each step: all ranks stop in the same one. */
-static enum status exchange_reports(struct worker *w, double *stop) {
-    struct step_report own = w->reports[w->comm->rank];
-    own.stop = launch_signal_caught();
-    CHECK(w->comm->host_all_gather(w->comm, w->reports, &own, sizeof own));
-    *stop = 0.0;
-    for (int rank = 0; rank < w->comm->ranks; rank++) {
-        *stop = fmax(*stop, w->reports[rank].stop);
-    }
-    char text[160];
-    bool slow = pace_add_step(&w->pace, w->reports[0].step_ms, &w->reports[0].wait_ms,
-        sizeof own / sizeof own.wait_ms, text, sizeof text);
-    return slow ? note(w, text) : STATUS_OK;
-}
-
 static enum status train(struct worker *w) {
     const struct options *o = w->options;
     int64_t saved_step = w->state.step;
@@ -370,8 +360,9 @@ static enum status train(struct worker *w) {
         if (w->log != NULL && (due(step, o->sample_every) || (last && o->sample_every > 0))) {
             CHECK(sample(w));
         }
-        double stop;
-        CHECK(exchange_reports(w, &stop));
+        /* all ranks stop in the same step */
+        double stop = launch_signal_caught();
+        CHECK(w->comm->host_all_reduce(w->comm, &stop, 1, COMM_MAX));
         if (due(step, o->checkpoint_every) || (last && o->checkpoint_every > 0) || stop > 0.0) {
             CHECK(save(w));
             saved_step = step;
@@ -708,8 +699,7 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
         CHECK(open_data(w, &w->val_data, o->val_data, "--val-data", false));
     }
     CHECK(open_tokenizer(w));
-    CHECK(ALLOCATE(w->reports, w->comm->ranks));
-    CHECK(pace_init(&w->pace, w->comm->ranks));
+    pace_init(&w->pace);
     w->state.data_windows = dataloader_windows(w->train_data);
     CHECK(create_model(w));
     CHECK(load_weights(w));
@@ -763,8 +753,6 @@ static enum status open_log(struct worker *w) {
 
 static void tear_down(struct worker *w) {
     free(w->options_json);
-    pace_free(&w->pace);
-    free(w->reports);
     free(w->targets);
     free(w->inputs);
     decoder_free(w->decoder);

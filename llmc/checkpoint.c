@@ -22,6 +22,8 @@
 #include <unistd.h>
 
 enum { PATH_BYTES = 4096, STATE_VERSION = 1, MESSAGE_BYTES = 1024 };
+/* Ranks wait so much longer for one that writes or reads: gigabytes, on a disk that all share. */
+static const double DISK_SECONDS = 600;
 static const char WEIGHTS[] = "model.safetensors", CONFIG[] = "config.json", STATE[] = "state.json",
                   CHECKSUMS[] = "checksums.xxh64";
 static const char TEMPORARY_PREFIX[] = ".tmp-", STEP_PREFIX[] = "step-";
@@ -353,7 +355,9 @@ enum status checkpoint_save(const char *run_dir, struct optimizer *optimizer, co
     CHECK(checkpoints_folder(s.parent, run_dir));
     CHECK(step_folder(s.temporary, s.parent, TEMPORARY_PREFIX, state->step));
     CHECK(step_folder(s.final, s.parent, "", state->step));
+    comm->be_patient(comm, DISK_SECONDS);
     enum status status = save(&s, run_dir);
+    comm->be_patient(comm, 0);
     free(s.checksums);
     free(s.all_moments);
     if (status == STATUS_ERROR) {
@@ -611,10 +615,17 @@ static enum status import_bucket(void *optimizer, int bucket, const float *value
     return optimizer_import_bucket((struct optimizer *)optimizer, bucket, values);
 }
 
+static enum status agree_on_reading(struct comm *comm, enum status own_status) {
+    comm->be_patient(comm, DISK_SECONDS);
+    enum status status = comm_agree(comm, own_status);
+    comm->be_patient(comm, 0);
+    return status;
+}
+
 enum status checkpoint_load_weights(const char *path, struct optimizer *optimizer) {
     const struct model *model = optimizer->model;
-    return comm_agree(optimizer->comm, hugging_face_read_weights(path, model_get_config(model),
-                                           model_get_layout(model), import_bucket, optimizer));
+    return agree_on_reading(optimizer->comm, hugging_face_read_weights(path, model_get_config(model),
+                                                 model_get_layout(model), import_bucket, optimizer));
 }
 
 static enum status read_moments(const char *path, struct optimizer *optimizer) {
@@ -624,5 +635,5 @@ static enum status read_moments(const char *path, struct optimizer *optimizer) {
 }
 
 enum status checkpoint_load_moments(const char *path, struct optimizer *optimizer) {
-    return comm_agree(optimizer->comm, read_moments(path, optimizer));
+    return agree_on_reading(optimizer->comm, read_moments(path, optimizer));
 }

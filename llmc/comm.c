@@ -170,6 +170,10 @@ double comm_no_ms(struct comm *c) {
     return 0.0;
 }
 
+static void single_be_patient(struct comm *c, double seconds) {
+    (void)c, (void)seconds;
+}
+
 static void single_abort(struct comm *c) {
     (void)c;
 }
@@ -196,6 +200,7 @@ enum status comm_single_create(struct comm **out) {
         .report_stall = single_report_stall,
         .blocked_ms = comm_no_ms,
         .running_ms = comm_no_ms,
+        .be_patient = single_be_patient,
         .abort = single_abort,
         .free = single_free,
     };

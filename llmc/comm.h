@@ -59,6 +59,9 @@ struct comm {
        they have ended; those before the first call are not counted. */
     double (*running_ms)(struct comm *c);
 
+    /* From now on a rank may be so many seconds later than the timeout says: while all read or write files, which takes
+       as long as it takes. 0: as before. */
+    void (*be_patient)(struct comm *c, double seconds);
     void (*abort)(struct comm *c); /* see comm_abort */
     void (*free)(struct comm *c);
 };

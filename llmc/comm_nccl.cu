@@ -44,9 +44,9 @@ struct comm_state {
     struct comm *host;
     struct backend *backend;
     cudaStream_t stream;
-    double timeout_seconds;
-    uint64_t started; /* collectives */
-    bool timing;      /* the profiler asks */
+    double timeout_seconds, patience_seconds; /* the second under the lock */
+    uint64_t started;                         /* collectives */
+    bool timing;                              /* the profiler asks */
     double running_ms;
     int slots_used; /* slots at and above it were never used; under the lock */
     struct slot slots[COMM_SLOTS];
@@ -116,8 +116,8 @@ static enum status look_at_slot(struct comm_state *s, struct slot *slot, double 
         return cuda_failed(done, "a collective");
     }
     slot->running_seconds += slept;
-    if (slot->running_seconds >= s->timeout_seconds) {
-        return s->host->report_stall(s->host, s->timeout_seconds);
+    if (slot->running_seconds >= s->timeout_seconds + s->patience_seconds) {
+        return s->host->report_stall(s->host, s->timeout_seconds + s->patience_seconds);
     }
     return STATUS_OK;
 }
@@ -354,6 +354,14 @@ static double running_ms(struct comm *c) {
 
 /* ---- life ---- */
 
+static void be_patient(struct comm *c, double seconds) {
+    struct comm_state *s = c->state;
+    s->host->be_patient(s->host, seconds);
+    pthread_mutex_lock(&s->lock);
+    s->patience_seconds = seconds;
+    pthread_mutex_unlock(&s->lock);
+}
+
 static void abort_all(struct comm *c) {
     struct comm_state *s = c->state;
     s->host->abort(s->host);
@@ -519,6 +527,7 @@ enum status comm_nccl_create(
     c->report_stall = report_stall;
     c->blocked_ms = comm_no_ms;
     c->running_ms = running_ms;
+    c->be_patient = be_patient;
     c->abort = abort_all;
     c->free = comm_free;
     *out = c;

@@ -58,7 +58,7 @@ struct comm_shared_memory {
 struct comm_state {
     struct comm_shared_memory *memory;
     struct seat *seat;
-    double timeout_seconds;
+    double timeout_seconds, patience_seconds;
     double blocked_seconds;
     pid_t parent;
 };
@@ -183,8 +183,9 @@ static enum status wait_for_others(struct comm *c, uint32_t generation, const ch
             return fail_lost(c, collective);
         }
         CHECK(check_parent(c, collective));
-        if (waited >= c->state->timeout_seconds) {
-            struct comm_loss late = {COMM_LOSS_LATE, rank_behind(c), c->state->timeout_seconds};
+        double patience = c->state->timeout_seconds + c->state->patience_seconds;
+        if (waited >= patience) {
+            struct comm_loss late = {COMM_LOSS_LATE, rank_behind(c), patience};
             comm_shared_memory_mark_lost(memory, late);
             continue;
         }
@@ -385,6 +386,10 @@ static double shared_blocked_ms(struct comm *c) {
     return milliseconds;
 }
 
+static void shared_be_patient(struct comm *c, double seconds) {
+    c->state->patience_seconds = seconds;
+}
+
 static void shared_abort(struct comm *c) {
     struct comm_loss failed = {COMM_LOSS_FAILED, c->rank, 0};
     comm_shared_memory_mark_lost(c->state->memory, failed);
@@ -431,6 +436,7 @@ enum status comm_shared_create(
         .report_stall = shared_report_stall,
         .blocked_ms = shared_blocked_ms,
         .running_ms = comm_no_ms,
+        .be_patient = shared_be_patient,
         .abort = shared_abort,
         .free = shared_free,
     };

@@ -62,7 +62,7 @@ struct peer {
 
 struct comm_state {
     int rank, ranks;
-    double timeout_seconds;
+    double timeout_seconds, patience_seconds;
     double blocked_seconds;
     size_t piece_bytes;
     char *pieces; /* [ranks][piece_bytes] */
@@ -237,14 +237,15 @@ static enum status receive(struct comm *c, const char *collective) {
     struct comm_state *s = c->state;
     struct pollfd *files = NULL;
     double waited = 0, before = time_seconds();
-    double patience = s->timeout_seconds + (c->rank == 0 ? 0 : ANSWER_SECONDS);
+    double timeout = s->timeout_seconds + s->patience_seconds;
+    double patience = timeout + (c->rank == 0 ? 0 : ANSWER_SECONDS);
     CHECK(ALLOCATE(files, s->peer_count));
     for (;;) {
         pthread_mutex_lock(&s->lock);
         hear_all(s);
         int missing = missing_rank(s);
         if (missing >= 0 && waited >= patience) {
-            struct comm_loss late = {COMM_LOSS_LATE, missing, s->timeout_seconds};
+            struct comm_loss late = {COMM_LOSS_LATE, missing, timeout};
             lose(s, late);
         }
         enum status status = lost_status(c, collective);
@@ -285,8 +286,8 @@ static enum status send_data(
             struct pollfd file = {.fd = p->file, .events = POLLOUT};
             poll(&file, 1, LOOK_MS);
             waited += time_passed(&before);
-            if (waited >= s->timeout_seconds) {
-                struct comm_loss late = {COMM_LOSS_LATE, p->rank, s->timeout_seconds};
+            if (waited >= s->timeout_seconds + s->patience_seconds) {
+                struct comm_loss late = {COMM_LOSS_LATE, p->rank, s->timeout_seconds + s->patience_seconds};
                 lose(s, late);
             }
         }
@@ -511,6 +512,10 @@ static double tcp_blocked_ms(struct comm *c) {
 
 /* ---- life ---- */
 
+static void tcp_be_patient(struct comm *c, double seconds) {
+    c->state->patience_seconds = seconds;
+}
+
 static void tcp_abort(struct comm *c) {
     struct comm_loss failed = {COMM_LOSS_FAILED, c->rank, 0};
     pthread_mutex_lock(&c->state->lock);
@@ -599,6 +604,7 @@ enum status comm_tcp_create(struct comm **out, const struct rendezvous_options *
         .report_stall = tcp_report_stall,
         .blocked_ms = tcp_blocked_ms,
         .running_ms = comm_no_ms,
+        .be_patient = tcp_be_patient,
         .abort = tcp_abort,
         .free = tcp_free,
     };

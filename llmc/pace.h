@@ -1,5 +1,5 @@
-/* Which rank keeps the others waiting. Every rank says after each step how long it waited for the others; the one that
-   waits least is the slowest, and if it stands out over some steps there is a line about it. */
+/* Which rank keeps the others waiting. Every rank adds up how long it waits for the others; now and then all look at all
+   sums: the one that waits least is the slowest, and if it stands out there is a line about it. */
 #ifndef LLMC_PACE_H
 #define LLMC_PACE_H
 
@@ -9,23 +9,26 @@
 extern "C" {
 #endif
 
-/* Steps that are looked at together, after some at the start that are not: they are slow for other reasons. */
+/* Steps between two looks, after some at the start that are not counted: they are slow for other reasons. */
 enum { PACE_STEPS = 20, PACE_WARM_UP = 3 };
 
-struct pace {
-    int ranks, steps; /* steps: in the sums; negative while warming up */
-    double *wait_ms;  /* [ranks], sums */
-    double step_ms;   /* sum */
-    int told_rank;    /* -1: none */
+/* What a rank did in PACE_STEPS steps. */
+struct pace_sums {
+    double step_ms, wait_ms;
 };
 
-enum status pace_init(struct pace *pace, int ranks);
-void pace_free(struct pace *pace);
+struct pace {
+    struct pace_sums sums;
+    int steps;     /* in the sums; negative while warming up */
+    int told_rank; /* -1: none */
+};
 
-/* A step of `step_ms`, in which rank r waited wait_ms[r * stride] (of doubles). True: `text` names a rank for which the
-   others wait a tenth of a step and more; once for as long as it stays that rank. */
-bool pace_add_step(
-    struct pace *pace, double step_ms, const double *wait_ms, int stride, char *text, size_t size);
+void pace_init(struct pace *pace);
+/* One more step of this rank. True, on all ranks after the same step: it is time to look. */
+bool pace_add_step(struct pace *pace, double step_ms, double wait_ms);
+/* The sums of all ranks, this one's among them; starts new ones. True: `text` names a rank for which the others wait a
+   tenth of a step and more; once for as long as it stays that rank. */
+bool pace_look(struct pace *pace, const struct pace_sums *all, int ranks, char *text, size_t size);
 
 #ifdef __cplusplus
 }

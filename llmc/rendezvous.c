@@ -47,12 +47,21 @@ static enum status resolve(struct addrinfo **out, const struct rendezvous_option
                       : fail("rank 0 is to be at %s (MASTER_ADDR): %s", o->address, gai_strerror(error));
 }
 
+/* Messages go at once, and a machine that is gone is noticed within half a minute. */
+static void set_up(int file) {
+    static const struct {
+        int level, name, value;
+    } settings[] = {{IPPROTO_TCP, TCP_NODELAY, 1}, {SOL_SOCKET, SO_KEEPALIVE, 1},
+        {IPPROTO_TCP, TCP_KEEPIDLE, 10}, {IPPROTO_TCP, TCP_KEEPINTVL, 5}, {IPPROTO_TCP, TCP_KEEPCNT, 4}};
+    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
+        setsockopt(file, settings[i].level, settings[i].name, &settings[i].value, sizeof settings[i].value);
+    }
+}
+
 static int new_socket(int family) {
     int file = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    int on = 1;
     if (file >= 0) {
-        setsockopt(file, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        setsockopt(file, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on); /* a machine that is gone is noticed */
+        set_up(file);
     }
     return file;
 }
@@ -100,23 +109,50 @@ struct host {
     char refused[TEXT_BYTES]; /* why the last peer that knew the token was turned away */
 };
 
+/* Listening at the address, or -1; errno says why. */
+static int try_listen(const struct sockaddr *address, socklen_t bytes) {
+    int on = 1, off = 0, file = new_socket(address->sa_family);
+    if (file < 0) {
+        return -1;
+    }
+    setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (address->sa_family == AF_INET6) {
+        setsockopt(file, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); /* the wildcard is IPv4's, too */
+    }
+    if (bind(file, address, bytes) == 0 && listen(file, 1024) == 0) {
+        return file;
+    }
+    int error = errno;
+    close(file);
+    errno = error;
+    return -1;
+}
+
+/* At all of the machine's addresses. */
+static int listen_everywhere(int port) {
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int file = try_listen((const struct sockaddr *)&six, sizeof six);
+    return file >= 0 || errno == EADDRINUSE ? file : try_listen((const struct sockaddr *)&four, sizeof four);
+}
+
+/* At the address itself if it is a number. A machine's name may lead to its own loopback interface on that machine, and
+   to another address everywhere else. */
 static enum status open_listener(struct host *h) {
     const struct rendezvous_options *o = h->options;
     struct addrinfo *found;
-    int error = 0, on = 1;
+    unsigned char number[sizeof(struct in6_addr)];
+    bool exact = inet_pton(AF_INET, o->address, number) == 1 ||
+                 inet_pton(AF_INET6, o->address, number) == 1 || strcmp(o->address, "localhost") == 0;
     CHECK(resolve(&found, o));
-    for (struct addrinfo *a = found; a != NULL && h->listener < 0; a = a->ai_next) {
-        int file = new_socket(a->ai_family);
-        if (file >= 0 && setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-            bind(file, a->ai_addr, a->ai_addrlen) == 0 && listen(file, 1024) == 0) {
-            h->listener = file;
-            continue;
+    if (exact) {
+        for (struct addrinfo *a = found; a != NULL && h->listener < 0; a = a->ai_next) {
+            h->listener = try_listen(a->ai_addr, a->ai_addrlen);
         }
-        error = errno;
-        if (file >= 0) {
-            close(file);
-        }
+    } else {
+        h->listener = listen_everywhere(o->port);
     }
+    int error = errno;
     freeaddrinfo(found);
     if (h->listener >= 0) {
         return STATUS_OK;
@@ -169,9 +205,7 @@ static void judge(struct host *h, int i) {
 static void let_in(struct host *h) {
     int file;
     while ((file = accept4(h->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) {
-        int on = 1;
-        setsockopt(file, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-        setsockopt(file, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+        set_up(file);
         if (h->stranger_count == STRANGERS) {
             int oldest = 0;
             for (int i = 1; i < STRANGERS; i++) {

@@ -307,7 +307,7 @@ static void expect_equal_bytes(const void *device, const void *host, size_t byte
     free(got);
 }
 
-static void test_convert_and_fill_give_the_cpus_bits(void) {
+static void test_convert_add_and_fill_give_the_cpus_bits(void) {
     enum { COUNT = 70001, OFFSET = 3 };
     char *host_in = host_memory(COUNT + OFFSET, 4), *host_out = host_memory(COUNT + OFFSET, 4);
     void *in = device_memory((COUNT + OFFSET) * 4), *out = device_memory((COUNT + OFFSET) * 4);
@@ -330,6 +330,10 @@ static void test_convert_and_fill_give_the_cpus_bits(void) {
             must(gpu->convert(gpu, tensor_at(gpu_out, OFFSET), tensor_at(gpu_in, OFFSET), COUNT));
             expect_equal_bytes(out, host_out, (COUNT + OFFSET) * dtype_bytes(float_dtypes[b]),
                 label("convert between dtypes", a, b, COUNT));
+            must(cpu->add(cpu, tensor_at(cpu_out, OFFSET), tensor_at(cpu_in, OFFSET), COUNT));
+            must(gpu->add(gpu, tensor_at(gpu_out, OFFSET), tensor_at(gpu_in, OFFSET), COUNT));
+            expect_equal_bytes(out, host_out, (COUNT + OFFSET) * dtype_bytes(float_dtypes[b]),
+                label("add between dtypes", a, b, COUNT));
         }
     }
     gpu->memory_free(gpu, in);
@@ -1116,7 +1120,7 @@ int main(void) {
     RUN(test_copies_return_what_was_sent_even_if_the_buffer_is_reused_at_once);
     RUN(test_out_of_memory_names_gpu_and_sizes);
     RUN(test_memory_usage_follows_allocations);
-    RUN(test_convert_and_fill_give_the_cpus_bits);
+    RUN(test_convert_add_and_fill_give_the_cpus_bits);
     RUN(test_random_normal_gives_the_cpus_bits_in_any_split);
     RUN(test_embedding_matches_reference);
     RUN(test_embedding_backward_is_right_when_few_tokens_fill_the_batch);

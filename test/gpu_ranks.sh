@@ -100,11 +100,13 @@ as_planned() { # as_planned RUN OPTIONS...
     run_name=$1
     shift
     planned=$(plan_mib --device cuda "$@")
-    used=$(values "$run_name" memory_bytes | awk '{ m = $2 } END { print m / 1048576 }')
+    used=$(values "$run_name" memory_bytes | awk -v others="$others" '{ m = $2 } END { print m / 1048576 - others }')
     awk -v planned="$planned" -v used="$used" 'BEGIN {
         printf "planned %.0f MiB, used %.0f\n", planned, used
         exit !(used > 0 && used < 1.03 * planned && used > 0.97 * planned) }'
 }
+# what other programs have of the first GPU
+others=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -i 0)
 large="--model gpt3-1.3b --micro-batch 2 --train-data synthetic --steps 3 --ranks 2"
 for zero in 0 1 2; do
     run memory$zero $large --zero $zero --checkpoint-every 0

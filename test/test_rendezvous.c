@@ -4,6 +4,7 @@
 #include "test.h"
 
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -144,6 +145,28 @@ static void ranks_meet_at_any_address_of_the_machine(void) {
         expect_all_met(&team, 4);
         team_free(&team);
     }
+}
+
+/* A name may lead elsewhere on the machine itself than from outside: rank 0 listens at all addresses then. */
+static void ranks_meet_at_the_machines_own_name(void) {
+    struct team team;
+    char name[256] = "";
+    gethostname(name, sizeof name - 1);
+    team_start(&team, name);
+    team_add(&team, 0, 2, "", 2, 0);
+    struct addrinfo *found = NULL;
+    if (getaddrinfo(name, NULL, NULL, &found) != 0) { /* a machine that does not know its name */
+        team_wait(&team);
+        EXPECT_CONTAINS(team.outcomes[0].message, "(MASTER_ADDR): ");
+        team_free(&team);
+        return;
+    }
+    freeaddrinfo(found);
+    team.address = "127.0.0.3"; /* as if the name led here from elsewhere */
+    team_add(&team, 1, 2, "", 2, 0);
+    team_wait(&team);
+    expect_all_met(&team, 2);
+    team_free(&team);
 }
 
 static void two_runs_meet_at_one_port_of_two_addresses(void) {
@@ -384,6 +407,7 @@ static void once_all_are_there_nobody_listens(void) {
 
 int main(void) {
     RUN(ranks_meet_at_any_address_of_the_machine);
+    RUN(ranks_meet_at_the_machines_own_name);
     RUN(two_runs_meet_at_one_port_of_two_addresses);
     RUN(a_late_rank_is_waited_for_also_if_it_is_the_first);
     RUN(a_rank_that_ended_while_waiting_may_come_again);

@@ -305,10 +305,11 @@ static void stop_rank(struct trainer *t, int rank, pid_t process) {
     char message[128];
     snprintf(message, sizeof message, "rank %d did not arrive within 2 s", rank);
     kill(process, SIGSTOP);
-    for (double start = time_seconds(); time_seconds() - start < 8 && !trainer_ended(t);) {
+    for (double start = time_seconds(); time_seconds() - start < 5 && !trainer_ended(t);) {
         usleep(10000);
     }
-    if (!trainer_ended(t)) { /* stopped after its last word to the others */
+    if (!trainer_ended(
+            t)) { /* stopped after its last word to the others, or while they save, which may take longer */
         kill(process, SIGCONT);
     }
     EXPECT(trainer_wait(t));
