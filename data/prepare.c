@@ -296,6 +296,7 @@ static enum status add_part(
         if (!binary && end > 0) {
             status = add_source(job, side, &source, resumed);
         } else if (++job->progress.skipped <= NOTES && job->trainer == NULL) { /* not twice */
+            end_bar(job);
             fprintf(stderr, "note: %s: skipped, it %s\n", input->path, end == 0 ? "is empty" : "is binary");
         }
     }

@@ -101,20 +101,29 @@ static void test_defaults_are_those_of_the_papers_and_everything_optional_is_off
 static void test_every_option_sets_its_own_field(void) {
     struct options o;
     EXPECT(options_init(&o) == STATUS_OK);
-    EXPECT(PARSE(&o, "--run-dir", "a", "--resume", "--init-from", "b", "--seed", "1", "--plan", "--gpu",
-               "h200", "--dry-run", "--quiet", "--model", "gpt3-125m", "--layers", "2", "--channels", "30",
-               "--heads", "6", "--kv-heads", "3", "--seq-len", "4", "--vocab-size", "500", "--micro-batch",
-               "5", "--global-batch", "200", "--steps", "7", "--epochs", "0.5", "--learning-rate", "1e-4",
-               "--schedule", "wsd", "--warmup-steps", "8", "--decay-steps", "9", "--final-learning-rate",
-               "0.25", "--beta1", "0.8", "--beta2", "0.7", "--epsilon", "1e-6", "--weight-decay", "0.2",
-               "--clip", "2.5", "--max-skipped", "10", "--skip-loss-zscore", "4", "--skip-norm-zscore", "6",
-               "--train-data", "c", "--val-data", "d", "--no-shuffle", "--tokenizer", "bytes", "--eval-every",
-               "11", "--eval-batches", "12", "--sample-every", "13", "--sample-tokens", "14",
-               "--sample-prompt", "e", "--sample-temperature", "1.5", "--checkpoint-every", "15", "--keep",
-               "16", "--keep-every", "17", "--log-every", "18", "--device", "cpu", "--ranks", "19", "--zero",
-               "1", "--threads", "20", "--recompute", "block", "--grad-dtype", "bf16", "--attention", "fa2",
-               "--logits-mib", "21", "--peak-tflops", "312.5", "--comm-timeout", "22.5", "--max-restarts",
-               "23", "--reduce-dtype", "bf16", "--comm-ctas", "24", "--deterministic") == STATUS_OK);
+    EXPECT(
+        PARSE(&o, "--run-dir", "a", "--resume", "--init-from", "b", "--seed", "1", "--plan", "--gpu", "h200",
+            "--dry-run", "--quiet", "--model", "gpt3-125m", "--layers", "2", "--channels", "30", "--heads",
+            "6", "--kv-heads", "3", "--seq-len", "4", "--vocab-size", "500", "--micro-batch", "5",
+            "--global-batch", "200", "--steps", "7", "--epochs", "0.5", "--learning-rate", "1e-4",
+            "--schedule", "wsd", "--warmup-steps", "8", "--decay-steps", "9", "--final-learning-rate", "0.25",
+            "--beta1", "0.8", "--beta2", "0.7", "--epsilon", "1e-6", "--weight-decay", "0.2", "--clip", "2.5",
+            "--max-skipped", "10", "--skip-loss-zscore", "4", "--skip-norm-zscore", "6", "--train-data", "c",
+            "--val-data", "d", "--no-shuffle", "--tokenizer", "bytes", "--eval-every", "11", "--eval-batches",
+            "12", "--sample-every", "13", "--sample-tokens", "14", "--sample-prompt", "e",
+            "--sample-temperature", "1.5", "--checkpoint-every", "15", "--keep", "16", "--keep-every", "17",
+            "--log-every", "18", "--device", "cpu", "--ranks", "19", "--zero", "1", "--threads", "20",
+            "--recompute", "block", "--grad-dtype", "bf16", "--attention", "fa2", "--logits-mib", "21",
+            "--peak-tflops", "312.5", "--comm-timeout", "22.5", "--max-restarts", "23", "--reduce-dtype",
+            "bf16", "--comm-ctas", "24", "--deterministic", "--generate", "f", "--evaluate", "--export", "g",
+            "--info", "h", "--samples", "25", "--sample-top-k", "26", "--sample-top-p", "0.9",
+            "--sample-repetition-penalty", "1.25", "--multiple-choice", "i") == STATUS_OK);
+    EXPECT_STRING(o.generate, "f");
+    EXPECT_STRING(o.export_to, "g");
+    EXPECT_STRING(o.info, "h");
+    EXPECT_STRING(o.multiple_choice, "i");
+    EXPECT(o.evaluate && o.samples == 25 && o.sample_top_k == 26 && o.sample_top_p == 0.9);
+    EXPECT(o.sample_repetition_penalty == 1.25);
     EXPECT_STRING(o.run_dir, "a");
     EXPECT_STRING(o.init_from, "b");
     EXPECT_STRING(o.gpu, "h200");
@@ -604,6 +613,34 @@ static void test_what_makes_no_sense_together_is_refused(void) {
     EXPECT_INVALID("--sample-every 5: there is no text without a tokenizer; give --tokenizer, or 0",
         "--model", "gpt2-124m", "--sample-every", "5");
     EXPECT_VALID("--sample-every", "5");
+    EXPECT_INVALID("--multiple-choice: a question's text needs a tokenizer; give --tokenizer", "--model",
+        "gpt2-124m", "--multiple-choice", "q");
+    EXPECT_VALID("--multiple-choice", "q", "--eval-every", "100");
+}
+
+static void test_the_use_of_a_model_needs_no_training_data_and_is_one_thing_at_a_time(void) {
+    static const char different[] =
+        "--generate, --evaluate and --export are different things to do: give one of them";
+    struct options o;
+    EXPECT(options_init(&o) == STATUS_OK);
+    EXPECT(PARSE(&o, "--steps", "5") == STATUS_OK && options_use(&o) == NULL);
+    EXPECT(PARSE(&o, "--generate", "") == STATUS_OK && options_check(&o) == STATUS_OK); /* an empty prompt */
+    EXPECT_STRING(options_use(&o), "generate");
+    EXPECT(PARSE(&o, "--evaluate", "--val-data", "x") == STATUS_OK && options_check(&o) == STATUS_OK);
+    EXPECT_STRING(options_use(&o), "evaluate");
+    EXPECT(PARSE(&o, "--export", "x", "--tokenizer", "none") == STATUS_OK && options_check(&o) == STATUS_OK);
+    EXPECT_STRING(options_use(&o), "export");
+    options_free(&o);
+    EXPECT_INVALID(different, "--generate", "x", "--evaluate");
+    EXPECT_INVALID(different, "--export", "x", "--evaluate");
+    EXPECT_INVALID(different, "--generate", "x", "--export", "y");
+    EXPECT_INVALID("--export: one rank does it; leave out --ranks", "--export", "x", "--ranks", "2");
+    EXPECT_INVALID("--generate: no tokenizer lies beside the model; give --tokenizer", "--generate", "x",
+        "--tokenizer", "none");
+    EXPECT_INVALID(
+        "--evaluate: there is nothing to evaluate on; give --val-data or --multiple-choice", "--evaluate");
+    EXPECT_INVALID("--evaluate: random tokens tell nothing of a model; give shards to --val-data",
+        "--evaluate", "--val-data", "synthetic");
 }
 
 static void test_ranges_hold_for_values_that_the_program_set(void) {
@@ -768,6 +805,7 @@ int main(void) {
     RUN(test_warm_up_and_decay_are_within_the_steps);
     RUN(test_training_needs_data_and_says_how_to_get_some);
     RUN(test_what_makes_no_sense_together_is_refused);
+    RUN(test_the_use_of_a_model_needs_no_training_data_and_is_one_thing_at_a_time);
     RUN(test_ranges_hold_for_values_that_the_program_set);
     RUN(test_what_a_checkpoint_keeps_reads_back_the_same);
     RUN(test_damaged_stored_options_are_refused);
