@@ -29,7 +29,7 @@ own_text | "${FLASHGPT_BUILD:-build}/prepare" --out-dir "$tokens" --overwrite --
 if ./train_gpt --device cuda --dry-run --quiet --train-data synthetic --steps 1 >/dev/null 2>&1; then
     set -- --model gpt2-124m --micro-batch 16 --steps 400 --eval-every 100 --checkpoint-every 400 "$@"
 else
-    set -- --model tiny --learning-rate 3e-3 --steps 1200 --eval-every 200 --checkpoint-every 400 "$@"
+    set -- --model tiny --learning-rate 3e-3 --steps 1200 --eval-every 400 --checkpoint-every 400 "$@"
 fi
 exec ./train_gpt --tokenizer "$tokens" --vocab-size $vocab_size --train-data "$tokens/train_*.bin" --val-data "$tokens/val_*.bin" \
-    --sample-every 100000 --sample-tokens 160 --sample-prompt '/* ' "$@"
+    --eval-batches 0 --sample-every 100000 --sample-tokens 160 --sample-prompt '/* ' "$@"

@@ -113,6 +113,8 @@ test_an_exported_model_is_the_same_and_brings_its_tokenizer() {
     done
     "$train_gpt" --init-from with --device cpu --generate 'the the' --sample-tokens 5 --quiet >text
     grep -q '^the the' text
+    "$train_gpt" --init-from with --device cpu --steps 1 --micro-batch 2 --quiet --run-dir tuned --train-data 'tokens/train_*.bin'
+    cmp with/vocab.json tuned/checkpoints/step-00000001/vocab.json # the tokenizer comes along by itself
     "$train_gpt" --run-dir run --resume --device cpu --steps 2 --quiet --train-data 'tokens/train_*.bin'
 }
 
@@ -128,7 +130,7 @@ test_info_tells_what_a_path_is() {
     "$train_gpt" --info "$choices" | grep -q '^ .* 64 positions, vocabulary 257$'
     fails 'nothing: cannot open' "$train_gpt" --info nothing
     fails 'text: not a file that this program knows' "$train_gpt" --info text
-    mkdir empty
+    mkdir 'empty'
     fails 'empty: nothing in this folder' "$train_gpt" --info empty
     head -c 1500 shards/train_000000.bin >cut
     fails 'cut: the header says .* truncated' "$train_gpt" --info cut
