@@ -130,7 +130,7 @@ test_info_tells_what_a_path_is() {
     "$train_gpt" --info "$choices" | grep -q '^ .* 64 positions, vocabulary 257$'
     fails 'nothing: cannot open' "$train_gpt" --info nothing
     fails 'text: not a file that this program knows' "$train_gpt" --info text
-    mkdir 'empty'
+    mkdir empty
     fails 'empty: nothing in this folder' "$train_gpt" --info empty
     head -c 1500 shards/train_000000.bin >cut
     fails 'cut: the header says .* truncated' "$train_gpt" --info cut
