@@ -77,7 +77,7 @@ static enum status read_meeting_place(struct launch_place *p) {
 
 static enum status read_slurm(struct launch_place *p) {
     static const struct names names = {
-        "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "FLASHGPT_LOCAL_RANKS"};
+        "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"};
     int job;
     CHECK(read_numbers(p, &names));
     /* "8" or "8(x4)" or "8,4": tasks on each host */

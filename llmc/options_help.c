@@ -92,6 +92,7 @@ void options_print_help(FILE *out) {
         "Train, and go on where it stopped when the same line is given again:\n"
         "  ./train_gpt --train-data 'data/tokens/train*.bin' --val-data 'data/tokens/val*.bin' \\\n"
         "              --epochs 2 --run-dir runs/first --resume\n"
+        "All GPUs of this machine take part, a rank each; several machines: see scripts/run_machines.sh.\n"
         "Use what was trained, or a GPT-2 of Hugging Face in a folder (--init-from):\n"
         "  ./train_gpt --generate 'Once upon a time' --run-dir runs/first\n"
         "  ./train_gpt --evaluate --val-data 'data/tokens/val*.bin' --init-from data/downloads/gpt2\n"
