@@ -39,7 +39,9 @@ enum status launch(const char *what, void (*kernel)(Arguments), int64_t blocks, 
     config.stream = (cudaStream_t)stream;
     config.attrs = &overlapping;
     config.numAttrs = overlap ? 1 : 0;
-    return cuda_check(cudaLaunchKernelEx(&config, kernel, arguments), what);
+    cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments);
+    (void)cudaGetLastError(); /* the caller hears of it from here, and not again */
+    return cuda_check(error, what);
 }
 
 /* Two floats rounded to 16 bits, the first in the low half. */

@@ -7,7 +7,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 kernels=standard,fa1,fa2
-if nvidia-smi --query-gpu=compute_cap --format=csv,noheader | grep -q '^9\.0' && ./train_gpt --help | grep -q fa3; then
+if nvidia-smi --query-gpu=compute_cap --format=csv,noheader | grep -q '^9\.0' && ./train_gpt --help | grep fa3 >/dev/null; then
     kernels=$kernels,fa3
 fi
 exec python3 scripts/measure_step.py --set 1.3b --set 2.7b --attention "$kernels" --warmup 1 --steps 3 "$@"

@@ -588,8 +588,7 @@ enum {
 };
 
 /* Every pair of lengths with every head dimension, causal and not; types, head counts, layouts and how dQ is summed take
-   turns. The long
-   ones would keep the reference busy: they have one head. */
+   turns. The long ones would keep the reference busy: they have one head. */
 static void check_head_dim(int64_t head_dim) {
     static int turn;
     for (int i = 0; i < (small() ? 1 : LENGTHS); i++) {
@@ -824,30 +823,36 @@ static void expect_long_rows_match(
     free_data(&p);
 }
 
-/* standard would need 128 GiB for the P of 64k; fa1 and cut1 have one thread block for a head and would take minutes over
-   256k queries and as many keys. */
+/* standard would need 128 GiB for the P of 64k. fa1 has one thread block for a head and would take minutes over 256k
+   queries and as many keys: it gets few of one and all of the other. cut1 has its code. */
 static void test_sequences_of_64k_and_256k_match_reference(void) {
-    enum { K64 = 65536, K256 = 262144, SHORT = 512 };
+    enum { K64 = 65536, K256 = 262144, FEW = 512 };
+    const struct {
+        const char *kernel;
+        int64_t seqlen_q, seqlen_k;
+        bool causal, deterministic, long_only;
+    } cases[] = {
+        {"fa2", K64, K64, false, false, false},
+        {"fa2", K256, K256, true, true, false},
+        {"fa3", K64, K64, false, false, false},
+        {"fa3", K256, K256, true, true, false},
+        {"cut2", K64, K64, true, false, false},
+        {"fa1", FEW, K256, true, false, false},
+        {"fa1", K256, FEW, false, false, false},
+        {"fa1", K64, K64, true, false, true},
+        {"fa1", K256, K256, true, false, true},
+    };
     if (!has_memory((size_t)80 << 30)) {
         SKIP("needs 80 GiB of free GPU memory");
     }
-    for (int kernel = 0; kernel < kernel_count; kernel++) {
-        const char *name = attention_kernel_name(kernel);
-        if (!has_kernel(kernel, 128) || kernel == standard_index) {
-            continue;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (int kernel = 0; kernel < kernel_count; kernel++) {
+            if (strcmp(attention_kernel_name(kernel), cases[i].kernel) == 0 && has_kernel(kernel, 128) &&
+                (!cases[i].long_only || is_set("FLASHGPT_LONG"))) {
+                expect_long_rows_match(cases[i].kernel, cases[i].seqlen_q, cases[i].seqlen_k, cases[i].causal,
+                    cases[i].deterministic);
+            }
         }
-        bool head_parallel = strcmp(name, "fa1") == 0 || strcmp(name, "cut1") == 0;
-        if (head_parallel) {
-            expect_long_rows_match(name, SHORT, K256, true, false);
-            expect_long_rows_match(name, K256, SHORT, false, false);
-        } else {
-            expect_long_rows_match(name, K64, K64, false, false);
-            expect_long_rows_match(name, K256, K256, true, true);
-        }
-    }
-    if (is_set("FLASHGPT_LONG")) {
-        expect_long_rows_match("fa1", K64, K64, true, false);
-        expect_long_rows_match("fa1", K256, K256, true, false);
     }
 }
 
