@@ -625,8 +625,8 @@ static enum status meet_ranks(struct worker *w, const struct launch_rank *rank) 
     if (place->ranks == 0) {
         return comm_shared_create(&w->ranks, rank->shared, rank->rank, o->comm_timeout);
     }
-    struct rendezvous_options meeting = {
-        place->address, place->port, place->token, rank->rank, rank->ranks, o->comm_timeout};
+    struct rendezvous_options meeting = {place->address, place->port, place->token, rank->rank, rank->ranks,
+        o->comm_timeout, launch_signal_caught};
     return comm_tcp_create(&w->ranks, &meeting);
 }
 

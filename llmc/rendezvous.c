@@ -90,6 +90,15 @@ static void send_answer(int file, uint32_t welcome, const char *text) {
     socket_move(file, &answer, sizeof answer, &done, true);
 }
 
+static bool interrupted(const struct rendezvous_options *o) {
+    return o->interrupted != NULL && o->interrupted() != 0;
+}
+
+static enum status fail_interrupted(const struct rendezvous_options *o) {
+    return fail(
+        "rank %d stopped by a signal before all ranks had come to %s port %d", o->rank, o->address, o->port);
+}
+
 /* ---- rank 0 ---- */
 
 struct stranger {
@@ -266,8 +275,9 @@ static enum status wait_for_all(struct host *h) {
     double end = time_seconds() + h->options->timeout_seconds;
     struct pollfd files[1 + STRANGERS];
     while (h->there < h->options->ranks) {
-        if (time_seconds() > end) {
-            enum status status = fail_missing(h);
+        bool stop = interrupted(h->options);
+        if (stop || time_seconds() > end) {
+            enum status status = stop ? fail_interrupted(h->options) : fail_missing(h);
             for (int rank = 1; rank < h->options->ranks; rank++) {
                 if (h->sockets[rank] >= 0) {
                     send_answer(h->sockets[rank], REFUSED, error_message());
@@ -339,9 +349,9 @@ static int try_connect(const struct addrinfo *a, double end) {
 }
 
 /* All of the answer, or false: the peer hung up, sent something else, or time is over. */
-static bool receive_answer(int file, struct answer *answer, double end) {
+static bool receive_answer(int file, struct answer *answer, const struct rendezvous_options *o, double end) {
     size_t done = 0;
-    while (time_seconds() < end) {
+    while (time_seconds() < end && !interrupted(o)) {
         struct pollfd wanted = {.fd = file, .events = POLLIN};
         poll(&wanted, 1, 100);
         bool alive = socket_move(file, answer, sizeof *answer, &done, false);
@@ -374,7 +384,7 @@ static enum status introduce(int file, const struct rendezvous_options *o, doubl
     /* a hello fits the socket's buffer */
     double patience = min_i64((int64_t)(end - time_seconds()), 2 * HELLO_SECONDS) + 0.5;
     if (!socket_move(file, &hello, sizeof hello, &done, true) || done < sizeof hello ||
-        !receive_answer(file, &answer, time_seconds() + patience)) {
+        !receive_answer(file, &answer, o, time_seconds() + patience)) {
         *again = true;
         return fail(
             "rank %d: what answers at %s port %d is not rank 0 of a run: another program has the port",
@@ -384,7 +394,7 @@ static enum status introduce(int file, const struct rendezvous_options *o, doubl
         return fail_refused(o, answer.text);
     }
     /* rank 0 has the last word on who did not come: a little later than its own end */
-    if (!receive_answer(file, &answer, end + HELLO_SECONDS)) {
+    if (!receive_answer(file, &answer, o, end + HELLO_SECONDS)) {
         *again = true;
         return fail(
             "rank %d: rank 0 at %s port %d ended before all ranks were there", o->rank, o->address, o->port);
@@ -417,6 +427,9 @@ static enum status find_rank_0(int *socket_out, const struct rendezvous_options 
         } else if (status == STATUS_OK) {
             status = fail("rank %d found no rank 0 at %s port %d within %g s: %s", o->rank, o->address,
                 o->port, o->timeout_seconds, strerror(error));
+        }
+        if (interrupted(o)) {
+            return fail_interrupted(o);
         }
         if (!again || time_seconds() > end) {
             return status;

@@ -21,6 +21,7 @@ struct rendezvous_options {
     const char *token; /* "" is a token, too */
     int rank, ranks;
     double timeout_seconds;
+    int (*interrupted)(void); /* not 0: give up; NULL: nothing does that */
 };
 
 /* Returns when all are there. sockets[ranks], set to -1 by the caller: rank 0 gets one to every other rank, in its place;

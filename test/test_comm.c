@@ -59,7 +59,8 @@ static enum status join(struct comm **out, const struct team *team, int rank, in
     if (team->ranks == 1) {
         return comm_single_create(out);
     }
-    struct rendezvous_options meeting = {"127.0.0.1", port, "test", rank, team->ranks, team->timeout_seconds};
+    struct rendezvous_options meeting = {
+        "127.0.0.1", port, "test", rank, team->ranks, team->timeout_seconds, NULL};
     return comm_tcp_create(out, &meeting);
 }
 
@@ -450,7 +451,7 @@ static void what_it_cannot_do_is_refused_in_words(void) {
     struct comm *c;
     EXPECT(comm_shared_create(&c, team.memory, 2, 5) == STATUS_ERROR);
     EXPECT_STRING(error_message(), "rank 2 of 2: must be 0 to 1");
-    struct rendezvous_options meeting = {"127.0.0.1", 1, "", 2, 2, 1};
+    struct rendezvous_options meeting = {"127.0.0.1", 1, "", 2, 2, 1, NULL};
     EXPECT(comm_tcp_create(&c, &meeting) == STATUS_ERROR);
     EXPECT_STRING(error_message(), "rank 2 of 2: there must be 2 to 4096, counted from 0");
     team_wait(&team);

@@ -209,7 +209,8 @@ static const char *const variables[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOC
     "MASTER_PORT", "FLASHGPT_PORT", "FLASHGPT_TOKEN", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
     "OMPI_MCA_ess_base_jobid", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
-    "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS"};
+    "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID", "SLURM_STEP_NODELIST",
+    "SLURM_NTASKS"};
 enum { VARIABLES = sizeof variables / sizeof variables[0] };
 
 /* Reads the environment that holds of our variables those in `settings`, "A=1 B=2", and no other. */

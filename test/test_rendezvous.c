@@ -76,6 +76,14 @@ static bool greet(const int *sockets, int rank, int ranks) {
     return right;
 }
 
+static volatile sig_atomic_t signal_caught;
+static void interrupt(int number) {
+    signal_caught = number;
+}
+static int is_interrupted(void) {
+    return signal_caught;
+}
+
 static void team_add(
     struct team *team, int rank, int ranks, const char *token, double timeout_seconds, int delay_ms) {
     struct outcome *outcome = &team->outcomes[team->started];
@@ -84,8 +92,10 @@ static void team_add(
     if (process == 0) {
         int sockets[MOST];
         memset(sockets, -1, sizeof sockets);
+        signal(SIGTERM, interrupt);
         usleep((useconds_t)delay_ms * 1000);
-        struct rendezvous_options o = {team->address, team->port, token, rank, ranks, timeout_seconds};
+        struct rendezvous_options o = {
+            team->address, team->port, token, rank, ranks, timeout_seconds, is_interrupted};
         double start = time_seconds();
         outcome->status = rendezvous_meet(sockets, &o);
         outcome->seconds = time_seconds() - start;
@@ -247,6 +257,30 @@ static void a_missing_first_rank_is_told_after_the_timeout(void) {
     team_free(&team);
 }
 
+static void a_signal_ends_the_wait(void) {
+    struct team team;
+    team_start(&team, "127.0.0.1");
+    team_add(&team, 0, 3, "", 20, 0);
+    team_add(&team, 1, 3, "", 20, 0);
+    usleep(400000);
+    kill(team.process[1], SIGTERM);
+    usleep(200000);
+    kill(team.process[0], SIGTERM);
+    struct team lonely;
+    team_start(&lonely, "127.0.0.1");
+    team_add(&lonely, 1, 2, "", 20, 0);
+    usleep(200000);
+    kill(lonely.process[0], SIGTERM);
+    team_wait(&team);
+    team_wait(&lonely);
+    EXPECT_CONTAINS(team.outcomes[0].message, "rank 0 stopped by a signal before all ranks had come to ");
+    EXPECT_CONTAINS(team.outcomes[1].message, "rank 1 stopped by a signal before all ranks had come to ");
+    EXPECT_CONTAINS(lonely.outcomes[0].message, "rank 1 stopped by a signal before all ranks had come to ");
+    EXPECT(team.outcomes[0].seconds < 3 && team.outcomes[1].seconds < 3 && lonely.outcomes[0].seconds < 3);
+    team_free(&team);
+    team_free(&lonely);
+}
+
 static void an_address_that_is_none_is_told(void) {
     struct team team;
     team_start(&team, "no-such-host.invalid");
@@ -392,7 +426,7 @@ static void once_all_are_there_nobody_listens(void) {
     team_start(&team, "127.0.0.1");
     int sockets[2] = {-1, -1};
     team_add(&team, 1, 2, "", 20, 0);
-    struct rendezvous_options o = {team.address, team.port, "", 0, 2, 20};
+    struct rendezvous_options o = {team.address, team.port, "", 0, 2, 20, NULL};
     EXPECT(rendezvous_meet(sockets, &o) == STATUS_OK);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)team.port)};
     inet_pton(AF_INET, team.address, &address.sin_addr);
@@ -413,6 +447,7 @@ int main(void) {
     RUN(a_rank_that_ended_while_waiting_may_come_again);
     RUN(a_missing_rank_is_named_to_all_after_the_timeout);
     RUN(a_missing_first_rank_is_told_after_the_timeout);
+    RUN(a_signal_ends_the_wait);
     RUN(an_address_that_is_none_is_told);
     RUN(a_rank_of_another_run_is_not_let_in);
     RUN(a_rank_that_counts_other_ranks_is_not_let_in_and_both_sides_say_why);
