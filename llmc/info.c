@@ -149,6 +149,14 @@ static enum status print_tokenizer(FILE *out, const char *path) {
     return STATUS_OK;
 }
 
+/* A file that is nothing else. */
+static enum status try_tokenizer(FILE *out, const char *path) {
+    if (print_tokenizer(out, path) == STATUS_OK) {
+        return STATUS_OK;
+    }
+    return fail("%s: not a file that this program knows (as a tokenizer: %s)", path, error_message());
+}
+
 /* One side of a manifest. */
 static void print_side(FILE *out, const struct json *manifest, const char *name) {
     const struct json *side = json_get(manifest, name), *shards = json_get(side, "shards");
@@ -202,7 +210,7 @@ static enum status print_json(FILE *out, const char *path) {
         tokenizer = true;
     }
     json_free(json);
-    return tokenizer ? print_tokenizer(out, path) : status;
+    return tokenizer ? try_tokenizer(out, path) : status;
 }
 
 /* ---- what it is ---- */
@@ -271,8 +279,5 @@ enum status info_print(FILE *out, const char *path) {
     if (start[0] == '{' || start[0] == ' ' || start[0] == '\n' || start[0] == '[') {
         return print_json(out, path);
     }
-    if (print_tokenizer(out, path) == STATUS_OK) {
-        return STATUS_OK;
-    }
-    return fail("%s: not a file that this program knows (as a tokenizer: %s)", path, error_message());
+    return try_tokenizer(out, path);
 }

@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 tokens=data/tokens/this-repository
-vocab_size=1024 # after as many steps, a byte of text costs a fifth less than with bytes as tokens
+vocab_size=1024 # after as many steps, a byte of text costs a quarter less than with bytes as tokens
 
 # The files under version control; without git, or outside of a checkout, what find sees.
 own_text() {
