@@ -1013,6 +1013,9 @@ static enum status check_data(struct run *run) {
     struct options *o = &run->options;
     const char *const pattern[2] = {o->train_data, o->val_data}, *const option[2] = {
                                                                      "--train-data", "--val-data"};
+    if (o->multiple_choice[0] != '\0') {
+        CHECK(questions_check(o->multiple_choice));
+    }
     for (int i = 0; i < 2; i++) {
         if (pattern[i][0] == '\0') {
             continue;

@@ -116,6 +116,59 @@ enum status question_parse(struct question *out, const char *line, size_t bytes,
     return status;
 }
 
+/* Called with every question of a file, numbered from 0. */
+typedef enum status (*question_visitor)(void *context, const struct question *q, int64_t number);
+
+static bool is_blank(const char *line, size_t bytes) {
+    return strspn(line, " \t\r\n") == bytes;
+}
+
+static enum status visit_lines(FILE *file, const char *path, question_visitor visit, void *context) {
+    char *line = NULL, where[PATH_MAX + 32];
+    size_t capacity = 0;
+    int64_t lines = 0, questions = 0;
+    enum status status = STATUS_OK;
+    for (ssize_t bytes; status == STATUS_OK && (bytes = getline(&line, &capacity, file)) >= 0;) {
+        struct question q;
+        snprintf(where, sizeof where, "%s:%" PRId64, path, ++lines);
+        if (is_blank(line, (size_t)bytes)) {
+            continue;
+        }
+        status = question_parse(&q, line, (size_t)bytes, where);
+        if (status == STATUS_OK) {
+            status = visit(context, &q, questions++);
+            question_free(&q);
+        }
+    }
+    free(line);
+    CHECK(status);
+    if (ferror(file)) {
+        return fail("%s: cannot read: %s", path, strerror(errno));
+    }
+    return questions > 0 ? STATUS_OK : fail("%s: there is no question in it", path);
+}
+
+static enum status visit_questions(const char *path, question_visitor visit, void *context) {
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        return fail("%s: cannot open: %s", path, strerror(errno));
+    }
+    enum status status = visit_lines(file, path, visit, context);
+    fclose(file);
+    return status;
+}
+
+static enum status ignore_question(void *context, const struct question *q, int64_t number) {
+    (void)context;
+    (void)q;
+    (void)number;
+    return STATUS_OK;
+}
+
+enum status questions_check(const char *path) {
+    return visit_questions(path, ignore_question, NULL);
+}
+
 /* ---- their score ---- */
 
 struct ending {
@@ -237,35 +290,6 @@ cleanup:
     return status;
 }
 
-static enum status add_file(struct scoring *s, FILE *file, const char *path) {
-    char *line = NULL, where[PATH_MAX + 32];
-    size_t capacity = 0;
-    int64_t number = 0, question = 0;
-    enum status status = STATUS_OK;
-    for (ssize_t bytes; status == STATUS_OK && (bytes = getline(&line, &capacity, file)) >= 0;) {
-        struct question q;
-        snprintf(where, sizeof where, "%s:%" PRId64, path, ++number);
-        if (line[strspn(line, " \t\r\n")] == '\0' && strlen(line) == (size_t)bytes) {
-            continue; /* an empty line */
-        }
-        status = question_parse(&q, line, (size_t)bytes, where);
-        if (status == STATUS_OK && question++ % s->e->comm->ranks == s->e->comm->rank) {
-            status = add_question(s, &q, question);
-        }
-        if (status == STATUS_OK) {
-            question_free(&q);
-        }
-    }
-    if (status == STATUS_OK && ferror(file)) {
-        status = fail("%s: cannot read: %s", path, strerror(errno));
-    }
-    if (status == STATUS_OK && question == 0) {
-        status = fail("%s: there is no question in it", path);
-    }
-    free(line);
-    return status == STATUS_OK ? score_batch(s) : status;
-}
-
 /* The endings of a question lie together. */
 static void count_correct(const struct scoring *s, struct choice_result *r) {
     for (int64_t first = 0, next; first < s->count; first = next) {
@@ -282,14 +306,11 @@ static void count_correct(const struct scoring *s, struct choice_result *r) {
     }
 }
 
-static enum status score_file(struct scoring *s, const char *path) {
-    FILE *file = fopen(path, "re");
-    if (file == NULL) {
-        return fail("%s: cannot open: %s", path, strerror(errno));
-    }
-    enum status status = add_file(s, file, path);
-    fclose(file);
-    return status;
+/* Questions are shared out over the ranks one by one. */
+static enum status score_question(void *context, const struct question *q, int64_t number) {
+    struct scoring *s = context;
+    const struct comm *comm = s->e->comm;
+    return number % comm->ranks == comm->rank ? add_question(s, q, number) : STATUS_OK;
 }
 
 enum status evaluate_choices(const struct evaluation *e, const struct tokenizer *tokenizer, const char *path,
@@ -301,7 +322,10 @@ enum status evaluate_choices(const struct evaluation *e, const struct tokenizer 
         status = ALLOCATE(s.owner, e->batch);
     }
     if (status == STATUS_OK) {
-        status = score_file(&s, path);
+        status = visit_questions(path, score_question, &s);
+    }
+    if (status == STATUS_OK) {
+        status = score_batch(&s);
     }
     if (status == STATUS_OK) {
         count_correct(&s, result);

@@ -43,6 +43,8 @@ struct question {
 /* One line, without its end; `where` leads messages. */
 enum status question_parse(struct question *out, const char *line, size_t bytes, const char *where);
 void question_free(struct question *question);
+/* Is every line of the file a question, and is there one? */
+enum status questions_check(const char *path);
 
 /* The model chooses the ending with the least loss: the mean over the ending's tokens ("normalised"), or their sum. An
    ending comes after a space. What is longer than seq_len loses its beginning. */

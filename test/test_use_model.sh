@@ -155,6 +155,9 @@ test_what_cannot_be_done_is_said_in_one_line() {
     printf '{"ctx": "a", "endings": ["b", "c"], "label": 2}\n' >bad
     fails '^train_gpt: bad:1: "label" is not the index of one of the 2 endings$' $use --evaluate --multiple-choice bad
     printf '{"ctx": "a", "endings": ["b", "c"], "label": 1}\n\n{"ctx": 1}\n' >bad
+    small_run --run-dir early --multiple-choice bad 2>err && exit 1 # before the first step, not at the first evaluation
+    grep -q '^train_gpt: bad:3: no text "ctx"' err
+    [ ! -e early ]
     fails '^train_gpt: bad:3: no text "ctx"' $use --evaluate --multiple-choice bad
 }
 
