@@ -8,7 +8,7 @@
 static const real CUBIC = (real)0.044715;
 static const real TWO_SQRT_2_OVER_PI = (real)1.5957691216057307;
 
-enum { GELU_CHUNK = 4096, ROW_BLOCK = 64, FEW_ROWS = 4 };
+enum { GELU_CHUNK = 4096, ROW_BLOCK = 64, FEW_ROWS = 8 };
 
 /* sigmoid(v) and sigmoid(-v) = 1 - sigmoid(v), both to full relative precision. Only values that are there anyway are
    chosen between: compilers vectorise that, and no more. */
