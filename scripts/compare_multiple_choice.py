@@ -38,7 +38,8 @@ def make_questions(count, draw, positions):
     for i in range(count):
         long = i % 10 == 9  # loses its beginning
         context = "" if i % 25 == 7 else text(positions // 4, positions // 2) if long else text(1, 6)
-        endings = [text(1, 5) for _ in range(draw.choice([2, 3, 4, 4, 5]))]
+        endings = sorted({text(1, 5) for _ in range(draw.choice([2, 3, 4, 4, 5]))} | {"a last one"})  # all different
+        draw.shuffle(endings)
         label = draw.randrange(len(endings))
         yield {"ind": i, "ctx": context, "endings": endings, "label": str(label) if i % 3 == 0 else label}
 

@@ -9,7 +9,8 @@
      P = exp(scale S - logsumexp), dP = dO V^T, dS = scale P (dP - rowsum(dO O))
      dV += P^T dO, dK += dS^T Q, dQ += dS K
 
-   With a cache, forward is the same over keys and values that lie there: bit for bit, wherever the new tokens begin. */
+   With a cache, forward is the same over keys and values that lie there: bit for bit (but for OpenBLAS' products),
+   wherever the new tokens begin. */
 #include "cpu.h"
 
 /* One head of one sequence: element (t, d) is data[t * stride + d]. */
