@@ -7,12 +7,15 @@
 
 /* ---- tensor maps ---- */
 
-/* How TMA sees a [batch, seq, heads, head_dim] tensor: dimensions (head_dim, seq, heads, batch), boxes of box_rows
-   positions by one panel of a tile. Reading past the end of a sequence or of head_dim gives zeros, writing nothing. */
-template <typename Tile>
-static enum status make_tensor_map(CUtensorMap *map, const struct attention *a,
+/* How TMA sees a [batch, seq, heads, head_dim] tensor: dimensions (head_dim, seq, heads, batch), boxes of some positions by
+   one panel of a tile. Reading past the end of a sequence or of head_dim gives zeros, writing nothing. */
+struct tensor_map {
+    CUtensorMap wide, tail; /* for panels of 64 columns, and for the narrower one */
+};
+
+static inline enum status encode_tensor_map(CUtensorMap *map, const struct attention *a,
     const struct attention_params *p, const struct attention_tensor &t, int64_t seqlen, int64_t heads,
-    int box_rows) {
+    int box_rows, int box_columns) {
     cuuint64_t sizes[4] = {
         (cuuint64_t)p->head_dim, (cuuint64_t)seqlen, (cuuint64_t)heads, (cuuint64_t)p->batch};
     const int64_t strides[3] = {t.seq_stride, t.head_stride, t.batch_stride};
@@ -21,9 +24,9 @@ static enum status make_tensor_map(CUtensorMap *map, const struct attention *a,
         /* of a dimension of one element it is never used, but must be valid */
         stride_bytes[i] = sizes[i + 1] == 1 ? 16 : (cuuint64_t)strides[i] * sizeof(uint16_t);
     }
-    cuuint32_t box[4] = {Tile::WIDTH, (cuuint32_t)box_rows, 1, 1}, steps[4] = {1, 1, 1, 1};
-    CUtensorMapSwizzle swizzle = Tile::WIDTH == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
-                                 : Tile::WIDTH == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+    cuuint32_t box[4] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+    CUtensorMapSwizzle swizzle = box_columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+                                 : box_columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                      : CU_TENSOR_MAP_SWIZZLE_32B;
     CUtensorMapDataType type =
         p->dtype == DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
@@ -33,55 +36,98 @@ static enum status make_tensor_map(CUtensorMap *map, const struct attention *a,
             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
         return fail(
-            "attention fa3: the driver refuses a tensor of strides %lld, %lld, %lld elements (error %d): "
-            "use fa2",
+            "attention fa3: the driver refuses a tensor with strides of %lld, %lld, %lld elements (error "
+            "%d): use fa2",
             (long long)t.batch_stride, (long long)t.seq_stride, (long long)t.head_stride, (int)result);
     }
     return STATUS_OK;
 }
 
-/* All panels of one tile, or of BOX_ROWS rows of it, by one thread. */
+/* For loads and stores of box_rows rows of a Tile at a time. */
+template <typename Tile>
+static enum status make_tensor_map(tensor_map *map, const struct attention *a,
+    const struct attention_params *p, const struct attention_tensor &t, int64_t seqlen, int64_t heads,
+    int box_rows) {
+    CHECK(encode_tensor_map(&map->wide, a, p, t, seqlen, heads, box_rows, Tile::WIDTH));
+    return Tile::TAIL == 0 ? STATUS_OK
+                           : encode_tensor_map(&map->tail, a, p, t, seqlen, heads, box_rows, Tile::TAIL);
+}
+
+/* All panels of a tile, by one thread. */
 template <typename Tile>
 __device__ __forceinline__ void load_tile(
-    uint32_t tile, const CUtensorMap *map, uint32_t barrier, int position, int head, int batch) {
+    uint32_t tile, const tensor_map &map, uint32_t barrier, int position, int head, int batch) {
 #pragma unroll
-    for (int panel = 0; panel < Tile::PANELS; panel++) {
-        tma_load(tile + panel * Tile::PANEL_BYTES, map, barrier, panel * Tile::WIDTH, position, head, batch);
+    for (int i = 0; i < Tile::PANELS; i++) {
+        tma_load(tile + i * Tile::panel::BYTES, &map.wide, barrier, i * Tile::WIDTH, position, head, batch);
+    }
+    if constexpr (Tile::TAIL > 0) {
+        tma_load(
+            tile + Tile::TAIL_OFFSET, &map.tail, barrier, Tile::PANELS * Tile::WIDTH, position, head, batch);
     }
 }
 
+/* The way back, of the map's box_rows from first_row of the tile on. */
 template <typename Tile>
 __device__ __forceinline__ void store_tile_async(
-    const CUtensorMap *map, uint32_t tile, int position, int head, int batch) {
+    const tensor_map &map, uint32_t tile, int first_row, int position, int head, int batch) {
 #pragma unroll
-    for (int panel = 0; panel < Tile::PANELS; panel++) {
-        tma_store(map, tile + panel * Tile::PANEL_BYTES, panel * Tile::WIDTH, position, head, batch);
+    for (int i = 0; i < Tile::PANELS; i++) {
+        tma_store(&map.wide, tile + i * Tile::panel::BYTES + first_row * Tile::panel::ROW_BYTES,
+            i * Tile::WIDTH, position, head, batch);
+    }
+    if constexpr (Tile::TAIL > 0) {
+        tma_store(&map.tail, tile + Tile::TAIL_OFFSET + first_row * Tile::tail_panel::ROW_BYTES,
+            Tile::PANELS * Tile::WIDTH, position, head, batch);
     }
     bulk_commit();
 }
 
 /* ---- products of a warpgroup ---- */
 
-/* d (+)= A B, A 64 rows and B N columns, both with DEPTH in all columns of their tiles */
+/* COUNT of the fragments d, from FIRST on */
+template <int FIRST, int COUNT, int N>
+__device__ __forceinline__ float (&part_of(float (&d)[N][4]))[COUNT][4] {
+    return *reinterpret_cast<float(*)[COUNT][4]>(&d[FIRST]);
+}
+
+/* d = A B: 64 rows of A by all rows of B, the depth in the columns of both */
 template <enum dtype TYPE, typename TileA, typename TileB, int N>
-__device__ __forceinline__ void multiply_rows_rows(
-    float (&d)[N][4], uint64_t a, int first_row, uint64_t b, bool add) {
-    static_assert(TileA::COLUMNS == TileB::COLUMNS, "the depth");
+__device__ __forceinline__ void multiply_rows(float (&d)[N][4], const TileA &a, const TileB &b) {
+    static_assert(TileA::COLUMNS == TileB::COLUMNS && N * 8 == TileB::ROWS, "the depth and the columns");
 #pragma unroll
     for (int k = 0; k < TileA::COLUMNS / 16; k++) {
-        wgmma_tiles<TYPE, DEPTH_ACROSS, DEPTH_ACROSS>(d, TileA::template step<DEPTH_ACROSS>(a, k, first_row),
-            TileB::template step<DEPTH_ACROSS>(b, k), add || k > 0);
+        wgmma_tiles<TYPE, DEPTH_ACROSS, DEPTH_ACROSS>(d, a.across(k), b.across(k), k > 0);
     }
 }
 
-/* d (+)= A B, A in registers, B all of a tile with the depth in its rows */
+/* d += A B, A in registers, B all of a tile with the depth in its rows */
 template <enum dtype TYPE, typename TileB, int N, int DEPTH>
-__device__ __forceinline__ void multiply_fragments_rows(
-    float (&d)[N][4], const uint32_t (&a)[DEPTH][4], uint64_t b, bool add) {
+__device__ __forceinline__ void multiply_fragments(
+    float (&d)[N][4], const uint32_t (&a)[DEPTH][4], const TileB &b) {
     static_assert(DEPTH * 16 == TileB::ROWS && N * 8 == TileB::COLUMNS, "the depth and the columns");
+    constexpr int WIDE = TileB::PANELS * 8, TAIL = TileB::TAIL / 8;
 #pragma unroll
     for (int k = 0; k < DEPTH; k++) {
-        wgmma_fragment<TYPE, DEPTH_DOWN>(d, a[k], TileB::template step<DEPTH_DOWN>(b, k), add || k > 0);
+        wgmma_fragment<TYPE, DEPTH_DOWN>(part_of<0, WIDE>(d), a[k], b.down(k), true);
+        if constexpr (TAIL > 0) {
+            wgmma_fragment<TYPE, DEPTH_DOWN>(part_of<WIDE, TAIL>(d), a[k], b.down_tail(k), true);
+        }
+    }
+}
+
+/* d = A^T B: 64 columns of A by N * 8 columns of B, the depth in the rows of both */
+template <enum dtype TYPE, typename TileA, typename TileB, int N>
+__device__ __forceinline__ void multiply_columns(float (&d)[N][4], const TileA &a, const TileB &b) {
+    static_assert(TileA::ROWS == TileB::ROWS, "the depth");
+    constexpr int TAIL = N * 8 == TileB::COLUMNS ? TileB::TAIL / 8 : 0, WIDE = N - TAIL;
+#pragma unroll
+    for (int k = 0; k < TileA::ROWS / 16; k++) {
+        wgmma_tiles<TYPE, DEPTH_DOWN, DEPTH_DOWN>(part_of<0, WIDE>(d), a.down(k), b.down(k), k > 0);
+        if constexpr (TAIL > 0) {
+            wgmma_tiles<TYPE, DEPTH_DOWN, DEPTH_DOWN>(
+                part_of<WIDE, TAIL>(d), a.down(k), b.down_tail(k), k > 0);
+        }
     }
 }
 

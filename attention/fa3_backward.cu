@@ -14,9 +14,10 @@
        dQ = dS K          -> shared memory -> added to fp32 sums in memory by a bulk reduction
    dQ needs all keys: the two warpgroups meet once a step, and each computes half of its rows (ROWS 128) or of its columns.
 
-   Deterministic: blocks of keys add to a row block in order, each after a counter says that the one before has. All
-   start with the last row block, so that they follow each other at the distance of one addition; blocks take their
-   places in the order in which they start, so that nobody waits for one that has not.
+   Deterministic: blocks of keys add to a row block in order, each after a counter says that the one before has. All start
+   with the last row block, so that they follow each other at the distance of one addition, and take their places in the
+   order in which they start, so that nobody waits for one that has not. The first one of a row block stores instead of
+   adding, the last one rounds the sum: there is no pass that clears, and none after.
 
    FLOPs: 10 seqlen_q seqlen_k D a head, half of it when causal: 5 products. */
 #include "attention/backward.cuh"
@@ -25,7 +26,7 @@
 /* ---- shapes ---- */
 
 struct fa3_backward_arguments {
-    CUtensorMap q, k, v, d_o, dk, dv;
+    tensor_map q, k, v, d_o, dq, dk, dv;
     backward_arguments common;
     int *counters; /* deterministic: thread blocks started; then [batch, heads, row blocks] additions to dQ */
 };
@@ -38,6 +39,7 @@ template <int D> struct fa3_backward_shape {
     using weight_tile = panel_tile<KEYS, ROWS>;     /* dS^T */
     static constexpr bool SPLIT_ROWS = ROWS == 128; /* of dQ, between the warpgroups; else its columns */
     static constexpr int DQ_COLUMNS = SPLIT_ROWS ? D : D / 2, DQ_BYTES = ROWS * D * (int)sizeof(float);
+    static constexpr bool EARLY = D != 80; /* S of a step is started in the one before: registers allow it */
     static constexpr int STATISTICS_BYTES = ROWS * (int)sizeof(float);
 
     static constexpr int K_OFFSET = 0, V_OFFSET = K_OFFSET + key_tile::BYTES,
@@ -54,24 +56,51 @@ template <int D> struct fa3_backward_shape {
     static constexpr int PLACE_OFFSET = BARRIERS_OFFSET + 8 * BARRIERS; /* of the thread block in the grid */
     static constexpr int SHARED_BYTES = PLACE_OFFSET + 8;
     static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than there is");
+    static __device__ __forceinline__ uint32_t barrier(uint32_t shared, int which) {
+        return shared + BARRIERS_OFFSET + 8 * which;
+    }
     static constexpr int COPY_REGISTERS = 24, REGISTERS = 240;
+    static_assert(COPY_REGISTERS + GROUPS * REGISTERS <= (GROUPS + 1) * registers_at_start(THREADS),
+        "more registers than there are");
     static constexpr int TOGETHER = 1; /* named barrier of both warpgroups */
 };
 
 /* What a thread block works on. */
 template <int D> struct fa3_backward_place {
-    int batch, kv_head, group, key_block, first_key;
+    using shape = fa3_backward_shape<D>;
+    int batch, kv_head, group, key_block;
     int first_row, last_row; /* row blocks */
+    int steps;
 
     __device__ __forceinline__ fa3_backward_place(const backward_arguments &a, unsigned index) {
-        using shape = fa3_backward_shape<D>;
         int batch_head;
         a.order.find(index, &key_block, &batch_head);
         batch = batch_head / a.kv_heads, kv_head = batch_head % a.kv_heads;
         group = a.heads / a.kv_heads;
-        first_key = key_block * shape::KEYS;
-        first_row = a.diagonal_row(first_key);
+        /* with deterministic the first block of keys writes dQ of queries that see nothing, too */
+        first_row = a.deterministic && key_block == 0 ? 0 : a.diagonal_row(first_key());
         last_row = (a.seqlen_q - 1) / shape::ROWS * shape::ROWS;
+        steps = ((last_row - first_row) / shape::ROWS + 1) * group;
+    }
+
+    __device__ __forceinline__ int first_key() const {
+        return key_block * shape::KEYS;
+    }
+
+    /* Calls take(step, row, head): row blocks from the last down, for each all query heads. */
+    template <typename Take> __device__ __forceinline__ void for_each_step(Take take) const {
+        int step = 0;
+        for (int row = last_row; row >= first_row; row -= shape::ROWS) {
+            for (int head = kv_head * group; head < (kv_head + 1) * group; head++, step++) {
+                take(step, row, head);
+            }
+        }
+    }
+
+    /* Whether this is the last block of keys that a row block sees. */
+    __device__ __forceinline__ bool is_last(const backward_arguments &a, int row) const {
+        int last_key = a.causal ? max(row + shape::ROWS - 1 + a.seqlen_k - a.seqlen_q, 0) : a.seqlen_k - 1;
+        return key_block == min(last_key / shape::KEYS, a.key_blocks - 1);
     }
 };
 
@@ -83,19 +112,19 @@ template <int D> struct fa3_backward_copies {
     using row_tile = typename shape::row_tile;
     const fa3_backward_arguments &a;
     const fa3_backward_place<D> &place;
-    uint32_t shared, barriers;
+    uint32_t shared;
 
-    __device__ __forceinline__ void load_keys(const CUtensorMap *map, int offset, int full) {
-        arrive_expecting(barriers + 8 * full, key_tile::BYTES);
-        load_tile<key_tile>(
-            shared + offset, map, barriers + 8 * full, place.first_key, place.kv_head, place.batch);
+    __device__ __forceinline__ void load_keys(const tensor_map &map, int offset, int full) {
+        arrive_expecting(shape::barrier(shared, full), key_tile::BYTES);
+        load_tile<key_tile>(shared + offset, map, shape::barrier(shared, full), place.first_key(),
+            place.kv_head, place.batch);
     }
 
-    __device__ __forceinline__ void load_rows(const CUtensorMap *map, int offset, const float *statistics,
+    __device__ __forceinline__ void load_rows(const tensor_map &map, int offset, const float *statistics,
         int statistics_offset, int full, int empty, int step, int row, int head) {
         int stage = step % shape::STAGES;
-        uint32_t arrival = barriers + 8 * (full + stage);
-        arrival_wait(barriers + 8 * (empty + stage), step / shape::STAGES % 2 ^ 1);
+        uint32_t arrival = shape::barrier(shared, full + stage);
+        arrival_wait(shape::barrier(shared, empty + stage), step / shape::STAGES % 2 ^ 1);
         arrive_expecting(arrival, row_tile::BYTES + shape::STATISTICS_BYTES);
         load_tile<row_tile>(shared + offset + stage * row_tile::BYTES, map, arrival, row, head, place.batch);
         bulk_load(shared + statistics_offset + stage * shape::STATISTICS_BYTES, statistics + row, arrival,
@@ -103,34 +132,27 @@ template <int D> struct fa3_backward_copies {
     }
 
     __device__ __forceinline__ void run() {
-        int step = 0;
-        for (int head = place.kv_head * place.group; head < (place.kv_head + 1) * place.group; head++) {
+        place.for_each_step([&](int step, int row, int head) {
             const float *statistics = a.common.statistics_of(place.batch * a.common.heads + head);
-            for (int row = place.last_row; row >= place.first_row; row -= shape::ROWS, step++) {
-                if (step == 0) {
-                    load_keys(&a.k, shape::K_OFFSET, shape::K_FULL);
-                }
-                load_rows(&a.q, shape::Q_OFFSET, statistics, shape::LSE_OFFSET, shape::Q_FULL, shape::Q_EMPTY,
-                    step, row, head);
-                if (step == 0) {
-                    load_keys(&a.v, shape::V_OFFSET, shape::V_FULL);
-                }
-                load_rows(&a.d_o, shape::D_O_OFFSET, statistics + a.common.padded_rows, shape::D_OFFSET,
-                    shape::D_O_FULL, shape::D_O_EMPTY, step, row, head);
+            if (step == 0) {
+                load_keys(a.k, shape::K_OFFSET, shape::K_FULL);
             }
-        }
+            load_rows(a.q, shape::Q_OFFSET, statistics, shape::LSE_OFFSET, shape::Q_FULL, shape::Q_EMPTY,
+                step, row, head);
+            if (step == 0) {
+                load_keys(a.v, shape::V_OFFSET, shape::V_FULL);
+            }
+            load_rows(a.d_o, shape::D_O_OFFSET, statistics + a.common.padded_rows, shape::D_OFFSET,
+                shape::D_O_FULL, shape::D_O_EMPTY, step, row, head);
+        });
     }
 };
 
-__device__ __forceinline__ void wait_for_count(const int *counter, int count) {
-    int now;
-    do {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-    } while (now != count);
-}
-
-__device__ __forceinline__ void count_up(int *counter) {
-    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+/* Blocks of keys that have added to dQ of a row block. */
+template <int D>
+__device__ __forceinline__ int *fa3_counter(const fa3_backward_arguments &a, int index, int row) {
+    constexpr int ROWS = fa3_backward_shape<D>::ROWS;
+    return a.counters + 1 + (int64_t)index * (a.common.padded_rows / ROWS) + row / ROWS;
 }
 
 /* The thread that adds dQ. */
@@ -138,29 +160,34 @@ template <int D> struct fa3_backward_additions {
     using shape = fa3_backward_shape<D>;
     const fa3_backward_arguments &a;
     const fa3_backward_place<D> &place;
-    uint32_t shared, barriers;
+    uint32_t shared;
 
     __device__ __forceinline__ void run() {
-        int step = 0;
-        for (int head = place.kv_head * place.group; head < (place.kv_head + 1) * place.group; head++) {
-            int index = place.batch * a.common.heads + head;
-            int *counters = a.counters + 1 + (int64_t)index * (a.common.padded_rows / shape::ROWS);
-            for (int row = place.last_row; row >= place.first_row; row -= shape::ROWS, step++) {
-                arrival_wait(barriers + 8 * shape::DQ_FULL, step % 2);
-                if (a.common.deterministic) {
-                    wait_for_count(counters + row / shape::ROWS, place.key_block);
-                }
-                bulk_add(a.common.template dq_sums_of<D>(0, index, row), shared + shape::DQ_OFFSET,
-                    shape::DQ_BYTES);
-                bulk_commit();
-                bulk_wait_read<0>();
-                arrive(barriers + 8 * shape::DQ_EMPTY);
-                if (a.common.deterministic) {
-                    bulk_wait<0>();
-                    count_up(counters + row / shape::ROWS);
-                }
+        place.for_each_step([&](int step, int row, int head) {
+            bool ordered = a.common.deterministic;
+            if (ordered && place.is_last(a.common, row)) {
+                return; /* the computing warps do it */
             }
-        }
+            int index = place.batch * a.common.heads + head;
+            int *counter = fa3_counter<D>(a, index, row);
+            arrival_wait(shape::barrier(shared, shape::DQ_FULL), step % 2);
+            float *sums = a.common.template dq_sums_of<D>(0, index, row);
+            if (ordered && place.key_block == 0) {
+                bulk_store(sums, shared + shape::DQ_OFFSET, shape::DQ_BYTES);
+            } else {
+                if (ordered) {
+                    wait_for_count(counter, place.key_block);
+                }
+                bulk_add(sums, shared + shape::DQ_OFFSET, shape::DQ_BYTES);
+            }
+            bulk_commit();
+            bulk_wait_read<0>();
+            arrive(shape::barrier(shared, shape::DQ_EMPTY));
+            if (ordered) {
+                bulk_wait<0>();
+                count_up(counter);
+            }
+        });
         bulk_wait<0>();
     }
 };
@@ -177,22 +204,23 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
 
     const fa3_backward_arguments &a;
     const fa3_backward_place<D> &place;
-    uint32_t shared, barriers;
+    uint32_t shared;
     int group, warp, lane; /* warp: of the group */
+    int added = 0;         /* row blocks of dQ, by the thread that adds */
 
     float dk[D_N][4], dv[D_N][4];
+    float s[S_N][4]; /* S^T of the next step while this one ends; then P^T */
 
     __device__ __forceinline__ fa3_backward_group(const fa3_backward_arguments &arguments,
         const fa3_backward_place<D> &place_of_block, uint32_t shared_memory, int group_index)
-        : a(arguments), place(place_of_block), shared(shared_memory),
-          barriers(shared_memory + shape::BARRIERS_OFFSET), group(group_index),
+        : a(arguments), place(place_of_block), shared(shared_memory), group(group_index),
           warp((int)uniform_warp_index() % 4), lane(lane_index()) {
     }
 
     __device__ __forceinline__ void leave(int barrier) {
         __syncwarp();
         if (lane == 0) {
-            arrive(barriers + 8 * barrier);
+            arrive(shape::barrier(shared, barrier));
         }
     }
 
@@ -213,7 +241,7 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
     __device__ __forceinline__ void mask(float (&s)[S_N][4], int row) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int key = place.first_key + 64 * group + 16 * warp + lane / 4 + i / 2 * 8;
+            int key = place.first_key() + 64 * group + 16 * warp + lane / 4 + i / 2 * 8;
             int first_row = key - (a.common.seqlen_k - a.common.seqlen_q); /* that sees it */
             if (!a.common.causal) {
                 first_row = key < a.common.seqlen_k ? 0 : INT32_MAX;
@@ -226,15 +254,17 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
     }
 
-    /* dS^T in place of dP^T */
+    /* dS^T in place of dP^T, from P^T as it was rounded: there are too few registers to keep it as it was */
     __device__ __forceinline__ void differentiate(
-        float (&dp)[S_N][4], const float (&p)[S_N][4], uint32_t statistics) {
+        float (&dp)[S_N][4], const uint32_t (&p_weights)[ROWS_K][4], uint32_t statistics) {
 #pragma unroll
         for (int n = 0; n < S_N; n++) {
             float2 d = load_shared_pair(statistics + (8 * n + lane % 4 * 2) * sizeof(float));
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                dp[n][i] = p[n][i] * (dp[n][i] - (i % 2 == 0 ? d.x : d.y));
+            for (int half = 0; half < 2; half++) {
+                float2 p = unpack<TYPE>(p_weights[n / 2][n % 2 * 2 + half]);
+                dp[n][2 * half] = p.x * (dp[n][2 * half] - d.x);
+                dp[n][2 * half + 1] = p.y * (dp[n][2 * half + 1] - d.y);
             }
         }
     }
@@ -247,22 +277,28 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
     }
 
-    /* dQ of this group's rows or columns */
-    __device__ __forceinline__ void start_dq(float (&dq)[DQ_N][4], uint32_t d_s) {
-        uint64_t left = weight_tile::descriptor(d_s), right = key_tile::descriptor(shared + shape::K_OFFSET);
-#pragma unroll
-        for (int k = 0; k < shape::KEYS / 16; k++) {
-            wgmma_tiles<TYPE, DEPTH_DOWN, DEPTH_DOWN>(dq,
-                weight_tile::template step<DEPTH_DOWN>(left, k, shape::SPLIT_ROWS ? 64 * group : 0),
-                key_tile::template step<DEPTH_DOWN>(right, k, shape::SPLIT_ROWS ? 0 : 64 * group), k > 0);
-        }
+    /* Two fragments side by side to 16 rows x 16 columns of shared memory */
+    static __device__ __forceinline__ void store_scaled(
+        uint32_t address, const float (&left)[4], const float (&right)[4], float factor) {
+        const float scaled[2][4] = {{left[0] * factor, left[1] * factor, left[2] * factor, left[3] * factor},
+            {right[0] * factor, right[1] * factor, right[2] * factor, right[3] * factor}};
+        uint32_t square[4];
+        pack_fragment<TYPE>(square, scaled[0], scaled[1]);
+        store_matrices(address, square);
+    }
+
+    /* where this group's part of dQ begins: its fragments (16 rows of the tile, 8 columns) */
+    __device__ __forceinline__ int dq_row() const {
+        return shape::SPLIT_ROWS ? 4 * group + warp : warp;
+    }
+    __device__ __forceinline__ int dq_column() const {
+        return shape::SPLIT_ROWS ? 0 : DQ_N * group;
     }
 
     /* dQ to shared memory, as fragments in the order of the sums in memory */
     __device__ __forceinline__ void store_dq(const float (&dq)[DQ_N][4]) {
-        int row = shape::SPLIT_ROWS ? 4 * group + warp : warp, column = shape::SPLIT_ROWS ? 0 : DQ_N * group;
         uint32_t to = shared + shape::DQ_OFFSET +
-                      ((row * D_N + column) * FRAGMENT_FLOATS + 4 * lane) * (int)sizeof(float);
+                      ((dq_row() * D_N + dq_column()) * FRAGMENT_FLOATS + 4 * lane) * (int)sizeof(float);
 #pragma unroll
         for (int n = 0; n < DQ_N; n++) {
             store_shared_floats(to + n * FRAGMENT_FLOATS * sizeof(float),
@@ -270,86 +306,139 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
     }
 
-    __device__ __forceinline__ void take_step(int step, int row) {
+    /* The last block of keys of a row block, deterministic: dQ = scale (sums + dq), rounded, by way of shared memory. */
+    __device__ __forceinline__ void finish_dq(float (&dq)[DQ_N][4], int row, int head) {
+        bool leader = threadIdx.x == WARPGROUP;
+        int index = place.batch * a.common.heads + head;
+        if (leader) {
+            bulk_wait_read<0>(); /* of the row block before */
+            if (place.key_block > 0) {
+                wait_for_count(fa3_counter<D>(a, index, row), place.key_block);
+            }
+        }
+        named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP);
+        if (place.key_block > 0) {
+            const float4 *sums = (const float4 *)(a.common.template dq_sums_of<D>(0, index, row) +
+                                                  (dq_row() * D_N + dq_column()) * FRAGMENT_FLOATS) +
+                                 lane;
+#pragma unroll
+            for (int n = 0; n < DQ_N; n++) {
+                float4 sum = __ldcg(sums + n * FRAGMENT_FLOATS / 4);
+                dq[n][0] += sum.x, dq[n][1] += sum.y, dq[n][2] += sum.z, dq[n][3] += sum.w;
+            }
+        }
+        uint32_t tile = shared + shape::DQ_OFFSET;
+#pragma unroll
+        for (int k = 0; k < DQ_N / 2; k++) {
+            store_scaled(tile + row_tile::offset(16 * dq_row() + lane % 16, dq_column() + 2 * k + lane / 16),
+                dq[2 * k], dq[2 * k + 1], a.common.scale);
+        }
+        fence_async();
+        named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP);
+        if (leader) {
+            store_tile_async<row_tile>(a.dq, tile, 0, row, head, place.batch);
+        }
+    }
+
+    __device__ __forceinline__ row_tile queries(int step) const {
+        return row_tile(shared + shape::Q_OFFSET + step % shape::STAGES * row_tile::BYTES);
+    }
+
+    /* Starts S^T = K Q^T of a step. After the last step it is that of any rows, and not used: a branch around it would
+       keep the compiler from having products under way there. */
+    __device__ __forceinline__ void start_scores(int step) {
+        if (step < place.steps) {
+            arrival_wait(
+                shape::barrier(shared, shape::Q_FULL + step % shape::STAGES), step / shape::STAGES % 2);
+        }
+        wgmma_begin();
+        multiply_rows<TYPE>(s, key_tile(shared + shape::K_OFFSET, 64 * group), queries(step));
+        wgmma_commit();
+    }
+
+    __device__ __forceinline__ void take_step(int step, int row, int head) {
         int stage = step % shape::STAGES;
         unsigned parity = step / shape::STAGES % 2;
-        uint64_t q = row_tile::descriptor(shared + shape::Q_OFFSET + stage * row_tile::BYTES),
-                 d_o = row_tile::descriptor(shared + shape::D_O_OFFSET + stage * row_tile::BYTES);
-        uint32_t d_s = shared + shape::D_S_OFFSET + step % 2 * weight_tile::BYTES;
-        float s[S_N][4], dp[S_N][4], dq[DQ_N][4];
+        row_tile d_o(shared + shape::D_O_OFFSET + stage * row_tile::BYTES);
+        uint32_t d_s_tile = shared + shape::D_S_OFFSET + step % 2 * weight_tile::BYTES;
+        float dp[S_N][4], dq[DQ_N][4];
         uint32_t p_weights[ROWS_K][4], d_s_weights[ROWS_K][4];
 
-        arrival_wait(barriers + 8 * (shape::Q_FULL + stage), parity);
+        if constexpr (!shape::EARLY) {
+            start_scores(step);
+        }
+        arrival_wait(shape::barrier(shared, shape::D_O_FULL + stage), parity);
         wgmma_begin();
-        multiply_rows_rows<TYPE, key_tile, row_tile>(
-            s, key_tile::descriptor(shared + shape::K_OFFSET), 64 * group, q, false);
+        multiply_rows<TYPE>(dp, key_tile(shared + shape::V_OFFSET, 64 * group), d_o);
         wgmma_commit();
-        arrival_wait(barriers + 8 * (shape::D_O_FULL + stage), parity);
-        wgmma_begin();
-        multiply_rows_rows<TYPE, key_tile, row_tile>(
-            dp, key_tile::descriptor(shared + shape::V_OFFSET), 64 * group, d_o, false);
-        wgmma_commit();
+        if constexpr (!shape::EARLY) {
+            wgmma_wait<1>(s);
+        }
 
-        wgmma_wait<1>(s);
         exponentiate(s, shared + shape::LSE_OFFSET + stage * shape::STATISTICS_BYTES);
-        int last_key = place.first_key + 64 * group + 16 * warp + 15;
+        int last_key = place.first_key() + 64 * group + 16 * warp + 15;
         if (a.common.causal ? last_key - (a.common.seqlen_k - a.common.seqlen_q) > row
                             : last_key >= a.common.seqlen_k) {
             mask(s, row);
         }
         pack_weights(p_weights, s);
         wgmma_begin();
-        multiply_fragments_rows<TYPE, row_tile>(dv, p_weights, d_o, true);
+        multiply_fragments<TYPE>(dv, p_weights, d_o);
         wgmma_commit();
 
         wgmma_wait<1>(dp);
-        differentiate(dp, s, shared + shape::D_OFFSET + stage * shape::STATISTICS_BYTES);
+        differentiate(dp, p_weights, shared + shape::D_OFFSET + stage * shape::STATISTICS_BYTES);
         pack_weights(d_s_weights, dp);
 #pragma unroll
         for (int k = 0; k < ROWS_K; k++) {
-            store_matrices(d_s + weight_tile::offset(64 * group + 16 * warp + lane % 16, 2 * k + lane / 16),
+            store_matrices(
+                d_s_tile + weight_tile::offset(64 * group + 16 * warp + lane % 16, 2 * k + lane / 16),
                 d_s_weights[k]);
         }
         fence_async();
+        wgmma_wait<0>(dv);
+        leave(shape::D_O_EMPTY + stage);
         named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP);
         wgmma_begin();
-        start_dq(dq, d_s);
+        multiply_columns<TYPE>(dq, weight_tile(d_s_tile, 0, shape::SPLIT_ROWS ? 64 * group : 0),
+            key_tile(shared + shape::K_OFFSET, 0, 8 * dq_column()));
         wgmma_commit();
-        multiply_fragments_rows<TYPE, row_tile>(dk, d_s_weights, q, true);
+        multiply_fragments<TYPE>(dk, d_s_weights, queries(step));
         wgmma_commit();
+        if constexpr (shape::EARLY) {
+            start_scores(step + 1);
+        }
 
-        wgmma_wait<1>(dq);
-        registers_change(dv);
-        leave(shape::D_O_EMPTY + stage);
-        arrival_wait(barriers + 8 * shape::DQ_EMPTY, step % 2 ^ 1);
-        store_dq(dq);
-        fence_async();
-        leave(shape::DQ_FULL);
+        wgmma_wait<shape::EARLY ? 2 : 1>(dq);
+        arrival_wait(shape::barrier(shared, shape::DQ_EMPTY), added % 2 ^ 1);
+        if (a.common.deterministic && place.is_last(a.common, row)) {
+            finish_dq(dq, row, head);
+        } else {
+            store_dq(dq);
+            fence_async();
+            leave(shape::DQ_FULL);
+            added++;
+        }
         wgmma_wait<0>(dk);
         leave(shape::Q_EMPTY + stage);
+        if constexpr (shape::EARLY) {
+            registers_change(s);
+        }
     }
 
     /* dK or dV of this group's keys by way of the tile of K or V */
     __device__ __forceinline__ void store_sums(
-        const CUtensorMap *map, uint32_t tile, const float (&sums)[D_N][4], float factor) {
+        const tensor_map &map, uint32_t tile, const float (&sums)[D_N][4], float factor) {
 #pragma unroll
         for (int k = 0; k < D_N / 2; k++) {
-            float scaled[2][4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                scaled[0][i] = sums[2 * k][i] * factor, scaled[1][i] = sums[2 * k + 1][i] * factor;
-            }
-            uint32_t square[4];
-            pack_fragment<TYPE>(square, scaled[0], scaled[1]);
-            store_matrices(
-                tile + key_tile::offset(64 * group + 16 * warp + lane % 16, 2 * k + lane / 16), square);
+            store_scaled(tile + key_tile::offset(64 * group + 16 * warp + lane % 16, 2 * k + lane / 16),
+                sums[2 * k], sums[2 * k + 1], factor);
         }
         fence_async();
         named_wait(shape::TOGETHER + 1 + group, WARPGROUP);
-        int key = place.first_key + 64 * group;
+        int key = place.first_key() + 64 * group;
         if (threadIdx.x % WARPGROUP == 0 && key < a.common.seqlen_k) {
-            store_tile_async<key_tile>(
-                map, tile + 64 * group * key_tile::ROW_BYTES, key, place.kv_head, place.batch);
+            store_tile_async<key_tile>(map, tile, 64 * group, key, place.kv_head, place.batch);
         }
     }
 
@@ -361,17 +450,16 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
                 dk[n][i] = dv[n][i] = 0;
             }
         }
-        arrival_wait(barriers + 8 * shape::K_FULL, 0);
-        arrival_wait(barriers + 8 * shape::V_FULL, 0);
-        int step = 0;
-        for (int head = 0; head < place.group; head++) {
-            for (int row = place.last_row; row >= place.first_row; row -= shape::ROWS, step++) {
-                take_step(step, row);
-            }
+        arrival_wait(shape::barrier(shared, shape::K_FULL), 0);
+        arrival_wait(shape::barrier(shared, shape::V_FULL), 0);
+        if constexpr (shape::EARLY) {
+            start_scores(0);
+            wgmma_wait<0>(s);
         }
+        place.for_each_step([&](int step, int row, int head) { take_step(step, row, head); });
         named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP); /* K is not read any more */
-        store_sums(&a.dv, shared + shape::V_OFFSET, dv, 1);
-        store_sums(&a.dk, shared + shape::K_OFFSET, dk, a.common.scale);
+        store_sums(a.dv, shared + shape::V_OFFSET, dv, 1);
+        store_sums(a.dk, shared + shape::K_OFFSET, dk, a.common.scale);
         bulk_wait_read<0>();
     }
 };
@@ -381,18 +469,17 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
 template <int D>
 __device__ __forceinline__ void fa3_backward_start(const fa3_backward_arguments &a, uint32_t shared) {
     using shape = fa3_backward_shape<D>;
-    uint32_t barriers = shared + shape::BARRIERS_OFFSET;
     constexpr int WARPS = 4 * shape::GROUPS;
-    arrival_init(barriers + 8 * shape::K_FULL, 1);
-    arrival_init(barriers + 8 * shape::V_FULL, 1);
+    arrival_init(shape::barrier(shared, shape::K_FULL), 1);
+    arrival_init(shape::barrier(shared, shape::V_FULL), 1);
     for (int stage = 0; stage < shape::STAGES; stage++) {
-        arrival_init(barriers + 8 * (shape::Q_FULL + stage), 1);
-        arrival_init(barriers + 8 * (shape::Q_EMPTY + stage), WARPS);
-        arrival_init(barriers + 8 * (shape::D_O_FULL + stage), 1);
-        arrival_init(barriers + 8 * (shape::D_O_EMPTY + stage), WARPS);
+        arrival_init(shape::barrier(shared, shape::Q_FULL + stage), 1);
+        arrival_init(shape::barrier(shared, shape::Q_EMPTY + stage), WARPS);
+        arrival_init(shape::barrier(shared, shape::D_O_FULL + stage), 1);
+        arrival_init(shape::barrier(shared, shape::D_O_EMPTY + stage), WARPS);
     }
-    arrival_init(barriers + 8 * shape::DQ_FULL, WARPS);
-    arrival_init(barriers + 8 * shape::DQ_EMPTY, 1);
+    arrival_init(shape::barrier(shared, shape::DQ_FULL), WARPS);
+    arrival_init(shape::barrier(shared, shape::DQ_EMPTY), 1);
     arrival_init_done();
     store_shared(shared + shape::PLACE_OFFSET,
         a.common.deterministic ? (uint32_t)atomicAdd(a.counters, 1) : blockIdx.x);
@@ -401,33 +488,42 @@ __device__ __forceinline__ void fa3_backward_start(const fa3_backward_arguments 
 template <enum dtype TYPE, int D>
 __global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
     fa3_backward_kernel(const __grid_constant__ fa3_backward_arguments a) {
-    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    extern __shared__ __align__(1024) unsigned char shared[];
     if constexpr (COMPILED_FOR_SM90A) {
         using shape = fa3_backward_shape<D>;
-        uint32_t shared = shared_address(shared_memory), barriers = shared + shape::BARRIERS_OFFSET;
+        uint32_t base = shared_address(shared);
         if (threadIdx.x == 0) {
-            fa3_backward_start<D>(a, shared);
+            fa3_backward_start<D>(a, base);
         }
         __syncthreads();
-        fa3_backward_place<D> place(a.common, load_shared(shared + shape::PLACE_OFFSET));
         int warp = (int)uniform_warp_index();
         if (warp < 4) {
             registers_release<shape::COPY_REGISTERS>();
+            fa3_backward_place<D> place(a.common, load_shared(base + shape::PLACE_OFFSET));
             if (threadIdx.x == 0) {
-                fa3_backward_copies<D>{a, place, shared, barriers}.run();
+                fa3_backward_copies<D>{a, place, base}.run();
             } else if (threadIdx.x == LANES) {
-                fa3_backward_additions<D>{a, place, shared, barriers}.run();
+                fa3_backward_additions<D>{a, place, base}.run();
             }
         } else {
             registers_acquire<shape::REGISTERS>();
-            fa3_backward_group<TYPE, D>(a, place, shared, warp / 4 - 1).run();
+            fa3_backward_place<D> place(a.common, load_shared(base + shape::PLACE_OFFSET));
+            fa3_backward_group<TYPE, D>(a, place, base, warp / 4 - 1).run();
         }
     }
 }
 
 /* ---- the call ---- */
 
-template <int D> static fa3_backward_arguments fa3_backward_arguments_of(const struct attention_params *p) {
+/* How many blocks of keys of a head are at work together when they have to wait for each other: more wait longer, fewer find
+   less of Q and dO in the L2 cache. */
+constexpr int fa3_blocks_together(int head_dim) {
+    return head_dim > 80 ? 8 : 4;
+}
+
+template <int D>
+static fa3_backward_arguments fa3_backward_arguments_of(
+    const struct attention *attention, const struct attention_params *p) {
     using shape = fa3_backward_shape<D>;
     struct fa3_workspace w = fa3_workspace(p);
     fa3_backward_arguments a = {};
@@ -441,8 +537,13 @@ template <int D> static fa3_backward_arguments fa3_backward_arguments_of(const s
     c.scale = (float)p->scale, c.causal = p->causal;
     c.rows = shape::ROWS, c.columns = shape::KEYS;
     c.key_blocks = (int)ceil_div(p->seqlen_k, shape::KEYS);
-    c.order =
-        order_blocks(c.key_blocks, p->batch * p->kv_heads, p->heads / p->kv_heads * p->seqlen_q * D * 8);
+    c.deterministic = p->deterministic;
+    int64_t heads = p->batch * p->kv_heads;
+    c.order = order_blocks(c.key_blocks, heads, p->heads / p->kv_heads * p->seqlen_q * D * 8);
+    if (p->deterministic) {
+        int64_t together = max_i64(c.order.together, attention->multiprocessors / fa3_blocks_together(D));
+        c.order.together = (int)min_i64(together, heads);
+    }
     a.counters = (int *)((char *)p->workspace + w.counters_offset);
     return a;
 }
@@ -452,11 +553,12 @@ static enum status fa3_backward_pass(const struct attention *attention, const st
     using shape = fa3_backward_shape<D>;
     using key_tile = typename shape::key_tile;
     using row_tile = typename shape::row_tile;
-    fa3_backward_arguments a = fa3_backward_arguments_of<D>(p);
+    fa3_backward_arguments a = fa3_backward_arguments_of<D>(attention, p);
     CHECK(make_tensor_map<row_tile>(&a.q, attention, p, p->q, p->seqlen_q, p->heads, shape::ROWS));
     CHECK(make_tensor_map<row_tile>(&a.d_o, attention, p, p->d_o, p->seqlen_q, p->heads, shape::ROWS));
     CHECK(make_tensor_map<key_tile>(&a.k, attention, p, p->k, p->seqlen_k, p->kv_heads, shape::KEYS));
     CHECK(make_tensor_map<key_tile>(&a.v, attention, p, p->v, p->seqlen_k, p->kv_heads, shape::KEYS));
+    CHECK(make_tensor_map<row_tile>(&a.dq, attention, p, p->dq, p->seqlen_q, p->heads, shape::ROWS));
     CHECK(make_tensor_map<key_tile>(&a.dk, attention, p, p->dk, p->seqlen_k, p->kv_heads, 64));
     CHECK(make_tensor_map<key_tile>(&a.dv, attention, p, p->dv, p->seqlen_k, p->kv_heads, 64));
     CHECK((prepare_backward<TYPE, D>(p, a.common)));
@@ -465,11 +567,9 @@ static enum status fa3_backward_pass(const struct attention *attention, const st
             cudaMemsetAsync(a.counters, 0, fa3_workspace(p).counters_bytes, (cudaStream_t)p->stream),
             "fa3 backward"));
     }
-    backward_arguments finish = a.common;
-    a.common.deterministic = p->deterministic; /* by order; the other passes see one sum */
     CHECK(launch("fa3 backward", fa3_backward_kernel<TYPE, D>, p->batch * p->kv_heads * a.common.key_blocks,
         shape::THREADS, shape::SHARED_BYTES, p->stream, a));
-    return finish_backward<TYPE, D>(p, finish);
+    return p->deterministic ? STATUS_OK : finish_backward<TYPE, D>(p, a.common);
 }
 
 extern "C" enum status fa3_backward(const struct attention *a, const struct attention_params *p) {

@@ -1,6 +1,6 @@
 /* FlashAttention forward for Hopper (Shah et al. 2024): the algorithm of fa2_forward.cu with Hopper's instructions.
 
-   grid      one thread block a multiprocessor, which takes every gridDim-th tile of ROWS queries of a (batch, head), in
+   grid      one thread block a multiprocessor, which takes tiles of ROWS queries of a (batch, head) until none is left, in
              block_order
    block     a warpgroup that has one thread start all copies (TMA), and 2 or 3 warpgroups with 64 queries each
    shared    Q and O (ROWS x D); K and V blocks (KEYS x D), STAGES of each
@@ -37,8 +37,9 @@ __host__ __device__ constexpr fa3_forward_tile fa3_forward_tile_of(int head_dim)
 /* ---- the kernel ---- */
 
 struct fa3_forward_arguments {
-    CUtensorMap q, k, v, o;
+    tensor_map q, k, v, o;
     float *lse;
+    int *taken;                           /* tiles, beyond the first of every thread block */
     int seqlen_q, seqlen_k, heads, group; /* group: query heads to a key/value head */
     float scale;
     bool causal;
@@ -59,10 +60,14 @@ template <int D> struct fa3_forward_shape {
     /* of arrival barriers */
     static constexpr int Q_FULL = 0, Q_EMPTY = 1, K_FULL = 2, K_EMPTY = K_FULL + STAGES,
                          V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES, BARRIERS = V_EMPTY + STAGES;
-    static constexpr int SHARED_BYTES = BARRIERS_OFFSET + 8 * BARRIERS;
+    static constexpr int TILE_OFFSET =
+        BARRIERS_OFFSET + 8 * BARRIERS; /* the number of the tile that Q is of */
+    static constexpr int SHARED_BYTES = TILE_OFFSET + 8;
     static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than there is");
     /* registers of a thread: what the threads that copy give up, the others get */
     static constexpr int COPY_REGISTERS = GROUPS == 2 ? 24 : 32, REGISTERS = GROUPS == 2 ? 240 : 160;
+    static_assert(COPY_REGISTERS + GROUPS * REGISTERS <= (GROUPS + 1) * registers_at_start(THREADS),
+        "more registers than there are");
     /* named barriers: a warpgroup's turn, and its own */
     static constexpr int TURN = 1, OWN = TURN + GROUPS;
 };
@@ -82,15 +87,24 @@ template <int D> struct fa3_forward_place {
     }
 };
 
-/* The thread that copies. */
+/* The thread that copies, and that takes tiles from the grid. */
 template <int D> struct fa3_forward_copies {
     using shape = fa3_forward_shape<D>;
     const fa3_forward_arguments &a;
     uint32_t shared, barriers;
     int block = 0; /* of keys, of all tiles so far */
 
+    __device__ __forceinline__ void load_queries(const fa3_forward_place<D> &place) {
+        arrive_expecting(barriers + 8 * shape::Q_FULL, shape::GROUPS * shape::row_tile::BYTES);
+#pragma unroll
+        for (int group = 0; group < shape::GROUPS; group++) {
+            load_tile<typename shape::row_tile>(shared + shape::Q_OFFSET + group * shape::row_tile::BYTES,
+                a.q, barriers + 8 * shape::Q_FULL, place.row + 64 * group, place.head, place.batch);
+        }
+    }
+
     __device__ __forceinline__ void load_keys(
-        const CUtensorMap *map, uint32_t tiles, int full, int empty, int key, int head, int batch) {
+        const tensor_map &map, uint32_t tiles, int full, int empty, int key, int head, int batch) {
         int stage = block % shape::STAGES;
         uint32_t arrival = barriers + 8 * (full + stage);
         arrival_wait(barriers + 8 * (empty + stage), block / shape::STAGES % 2 ^ 1);
@@ -100,24 +114,21 @@ template <int D> struct fa3_forward_copies {
     }
 
     __device__ __forceinline__ void run() {
-        unsigned filled = 0; /* tiles of Q */
-        for (unsigned tile = blockIdx.x; tile < (unsigned)a.tiles; tile += gridDim.x) {
-            fa3_forward_place<D> place(a, tile);
-            if (place.key_blocks == 0) {
-                continue;
-            }
+        int tile = (int)blockIdx.x;
+        for (unsigned filled = 0;; filled++) {
             arrival_wait(barriers + 8 * shape::Q_EMPTY, filled % 2 ^ 1);
-            arrive_expecting(barriers + 8 * shape::Q_FULL, shape::GROUPS * shape::row_tile::BYTES);
-#pragma unroll
-            for (int group = 0; group < shape::GROUPS; group++) {
-                load_tile<typename shape::row_tile>(shared + shape::Q_OFFSET + group * shape::row_tile::BYTES,
-                    &a.q, barriers + 8 * shape::Q_FULL, place.row + 64 * group, place.head, place.batch);
+            store_shared(shared + shape::TILE_OFFSET, (uint32_t)tile);
+            if (tile >= a.tiles) {
+                arrive(barriers + 8 * shape::Q_FULL);
+                return;
             }
-            filled++;
+            fa3_forward_place<D> place(a, tile);
+            load_queries(place);
+            tile = (int)gridDim.x + atomicAdd(a.taken, 1);
             for (int j = place.key_blocks - 1; j >= 0; j--, block++) {
-                load_keys(&a.k, shared + shape::K_OFFSET, shape::K_FULL, shape::K_EMPTY, j * shape::KEYS,
+                load_keys(a.k, shared + shape::K_OFFSET, shape::K_FULL, shape::K_EMPTY, j * shape::KEYS,
                     place.head / a.group, place.batch);
-                load_keys(&a.v, shared + shape::V_OFFSET, shape::V_FULL, shape::V_EMPTY, j * shape::KEYS,
+                load_keys(a.v, shared + shape::V_OFFSET, shape::V_FULL, shape::V_EMPTY, j * shape::KEYS,
                     place.head / a.group, place.batch);
             }
         }
@@ -151,6 +162,7 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         arrival_wait(barriers + 8 * (full + of_block % shape::STAGES), of_block / shape::STAGES % 2);
     }
     __device__ __forceinline__ void leave(int barrier) {
+        __syncwarp();
         if (lane == 0) {
             arrive(barriers + 8 * barrier);
         }
@@ -159,19 +171,16 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
     /* Starts S = Q K^T of a block. */
     __device__ __forceinline__ void start_scores(int of_block) {
         wgmma_begin();
-        multiply_rows_rows<TYPE, row_tile, key_tile>(scores,
-            row_tile::descriptor(shared + shape::Q_OFFSET + group * row_tile::BYTES), 0,
-            key_tile::descriptor(shared + shape::K_OFFSET + of_block % shape::STAGES * key_tile::BYTES),
-            false);
+        multiply_rows<TYPE>(scores, row_tile(shared + shape::Q_OFFSET + group * row_tile::BYTES),
+            key_tile(shared + shape::K_OFFSET + of_block % shape::STAGES * key_tile::BYTES));
         wgmma_commit();
     }
 
     /* Starts O~ += P V of a block. */
     __device__ __forceinline__ void start_output(int of_block) {
         wgmma_begin();
-        multiply_fragments_rows<TYPE, key_tile>(out, weights,
-            key_tile::descriptor(shared + shape::V_OFFSET + of_block % shape::STAGES * key_tile::BYTES),
-            true);
+        multiply_fragments<TYPE>(
+            out, weights, key_tile(shared + shape::V_OFFSET + of_block % shape::STAGES * key_tile::BYTES));
         wgmma_commit();
     }
 
@@ -252,12 +261,11 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         }
     }
 
-    __device__ __forceinline__ void attend(const fa3_forward_place<D> &place, unsigned tile_index) {
+    __device__ __forceinline__ void attend(const fa3_forward_place<D> &place) {
         int step = a.causal ? 1 : 0, first_key = (place.key_blocks - 1) * shape::KEYS;
         int visible =
             a.causal ? place.row + 64 * group + 16 * warp + a.seqlen_k - a.seqlen_q + 1 : a.seqlen_k;
         float scale_log2 = a.scale * LOG2_E, factors[2];
-        arrival_wait(barriers + 8 * shape::Q_FULL, tile_index % 2);
         wait_full(shape::K_FULL, block);
         start_scores(block);
         wgmma_wait<0>(scores);
@@ -335,17 +343,21 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         fence_async();
         named_wait(shape::OWN + group, WARPGROUP);
         if (leader && first_row < a.seqlen_q) {
-            store_tile_async<row_tile>(&a.o, tile, first_row, place.head, place.batch);
+            store_tile_async<row_tile>(a.o, tile, 0, first_row, place.head, place.batch);
         }
     }
 
     __device__ __forceinline__ void run() {
-        unsigned attended = 0;
         if (group == shape::GROUPS - 1) {
             named_arrive(shape::TURN, 2 * WARPGROUP); /* the first turn is the first group's */
         }
-        for (unsigned tile = blockIdx.x; tile < (unsigned)a.tiles; tile += gridDim.x) {
-            fa3_forward_place<D> place(a, tile);
+        for (unsigned filled = 0;; filled++) {
+            arrival_wait(barriers + 8 * shape::Q_FULL, filled % 2);
+            int tile = (int)load_shared(shared + shape::TILE_OFFSET);
+            if (tile >= a.tiles) {
+                break;
+            }
+            fa3_forward_place<D> place(a, (unsigned)tile);
 #pragma unroll
             for (int n = 0; n < O_N; n++) {
                 out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0;
@@ -353,7 +365,9 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
             row_max[0] = row_max[1] = -INFINITY;
             row_sum[0] = row_sum[1] = 0;
             if (place.key_blocks > 0) {
-                attend(place, attended++);
+                attend(place);
+            } else {
+                leave(shape::Q_EMPTY);
             }
             store(place);
         }
@@ -364,10 +378,10 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
 template <enum dtype TYPE, int D>
 __global__ void __launch_bounds__(fa3_forward_shape<D>::THREADS, 1)
     fa3_forward_kernel(const __grid_constant__ fa3_forward_arguments a) {
-    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    extern __shared__ __align__(1024) unsigned char shared[];
     if constexpr (COMPILED_FOR_SM90A) {
         using shape = fa3_forward_shape<D>;
-        uint32_t shared = shared_address(shared_memory), barriers = shared + shape::BARRIERS_OFFSET;
+        uint32_t base = shared_address(shared), barriers = base + shape::BARRIERS_OFFSET;
         if (threadIdx.x == 0) {
             arrival_init(barriers + 8 * shape::Q_FULL, 1);
             arrival_init(barriers + 8 * shape::Q_EMPTY, 4 * shape::GROUPS);
@@ -384,11 +398,11 @@ __global__ void __launch_bounds__(fa3_forward_shape<D>::THREADS, 1)
         if (warpgroup == 0) {
             registers_release<shape::COPY_REGISTERS>();
             if (threadIdx.x == 0) {
-                fa3_forward_copies<D>{a, shared, barriers}.run();
+                fa3_forward_copies<D>{a, base, barriers}.run();
             }
         } else {
             registers_acquire<shape::REGISTERS>();
-            fa3_forward_group<TYPE, D>(a, shared, warpgroup - 1).run();
+            fa3_forward_group<TYPE, D>(a, base, warpgroup - 1).run();
         }
     }
 }
@@ -411,6 +425,8 @@ static enum status fa3_forward_pass(const struct attention *attention, const str
             (long long)(blocks * heads));
     }
     a.lse = (float *)p->lse;
+    a.taken = (int *)((char *)p->workspace + fa3_workspace(p).counters_offset);
+    CHECK(cuda_check(cudaMemsetAsync(a.taken, 0, sizeof *a.taken, (cudaStream_t)p->stream), "fa3 forward"));
     a.seqlen_q = (int)p->seqlen_q, a.seqlen_k = (int)p->seqlen_k;
     a.heads = (int)p->heads, a.group = (int)(p->heads / p->kv_heads);
     a.scale = (float)p->scale, a.causal = p->causal;

@@ -79,8 +79,8 @@ struct fa3_workspace {
     int64_t padded_rows;      /* of one head */
     size_t statistics_offset; /* as fa2's */
     size_t dq_offset;         /* fp32 [batch, heads, padded_rows, backward head_dim], in fragments */
-    size_t counters_offset,
-        counters_bytes; /* of the deterministic backward: int [1 + batch heads row blocks], or more */
+    size_t counters_offset;   /* of what thread blocks have done: int [1 + batch heads row blocks], or more */
+    size_t counters_bytes;
     size_t bytes;
 };
 struct fa3_workspace fa3_workspace(const struct attention_params *p);

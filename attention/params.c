@@ -90,7 +90,7 @@ struct fa3_workspace fa3_workspace(const struct attention_params *p) {
     w.counters_offset = add_bytes(w.dq_offset,
         array_bytes(p->batch, p->heads, w.padded_rows, fa3_backward_head_dim(p->head_dim), sizeof(float)));
     int64_t counters = w.padded_rows / SMALLEST_ROW_BLOCK + 1;
-    w.counters_bytes = p->deterministic ? array_bytes(p->batch, p->heads, counters, 1, sizeof(int)) : 0;
+    w.counters_bytes = array_bytes(p->batch, p->heads, counters, 1, sizeof(int));
     w.bytes = add_bytes(w.counters_offset, w.counters_bytes);
     return w;
 }

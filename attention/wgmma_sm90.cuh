@@ -1,23 +1,16 @@
 /* Hopper's own instructions (sm_90a), one function each: matrix products of a warpgroup that read shared memory by
    themselves (wgmma), copies of whole tiles by a single thread (TMA), and the barriers between the two.
 
-   Tiles. A tile of ROWS x COLUMNS 16-bit elements lies in shared memory as panels of WIDTH columns, one behind the
-   other. A row of a panel has 128, 64 or 32 bytes (WIDTH 64, 32, 16), and chunks of 16 bytes change places within 8 rows
-   (swizzle): what TMA writes and wgmma reads without conflicts. The widest that divides COLUMNS is taken, so that 80
-   columns are 80. A tile begins at a multiple of 1024 bytes.
-
    Products. D (64 x N) += A (64 x 16) B (16 x N); warp w of the warpgroup has rows 16 w to 16 w + 15 of D, as N / 8
    C fragments of mma_sm80.cuh. A is in registers (an A fragment of mma_sm80.cuh for each warp) or in a tile, B always in a
-   tile; each tile is read either way round:
-       DEPTH_ACROSS  the 16 of the product's depth are columns of the tile, its rows are rows of A or columns of B
-       DEPTH_DOWN    the 16 of the product's depth are rows of the tile
+   tile; panel_tile.cuh says how tiles lie, and makes the descriptors that products take.
 
    Proxies. wgmma and TMA read and write shared memory past the ordinary loads and stores: between an ordinary store and
    their reading it lie fence_async and a barrier. */
 #ifndef ATTENTION_WGMMA_SM90_CUH
 #define ATTENTION_WGMMA_SM90_CUH
 
-#include "attention/mma_sm80.cuh"
+#include "attention/panel_tile.cuh"
 
 #include <cuda.h>
 
@@ -29,43 +22,6 @@
 #endif
 
 enum { WARPGROUP = 128 };
-
-/* ---- tiles ---- */
-
-enum depth { DEPTH_ACROSS = 0, DEPTH_DOWN = 1 };
-
-template <int ROWS_, int COLUMNS_> struct panel_tile {
-    static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_;
-    static constexpr int WIDTH = COLUMNS % 64 == 0 ? 64 : COLUMNS % 32 == 0 ? 32 : 16;
-    static constexpr int PANELS = COLUMNS / WIDTH, ROW_BYTES = 2 * WIDTH, PANEL_BYTES = ROWS * ROW_BYTES,
-                         BYTES = PANELS * PANEL_BYTES;
-    static_assert(COLUMNS % 16 == 0, "the depth of a product is 16");
-    static_assert(ROWS % 8 == 0, "the swizzle is of 8 rows");
-
-    /* offset of 8 elements, a chunk of 16 bytes, from the tile's beginning */
-    static __device__ __forceinline__ uint32_t offset(int row, int chunk) {
-        uint32_t plain =
-            (uint32_t)(chunk * 8 / WIDTH * PANEL_BYTES + row * ROW_BYTES + chunk * 8 % WIDTH * 2);
-        return plain ^ (plain >> 3 & (uint32_t)(ROW_BYTES - 16));
-    }
-
-    /* What wgmma is told about a tile: address, distance of panels (only for DEPTH_DOWN; in steps of 16 bytes), distance of
-       groups of 8 rows, swizzle. */
-    static __device__ __forceinline__ uint64_t descriptor(uint32_t tile) {
-        constexpr uint64_t SWIZZLE = WIDTH == 64 ? 1 : WIDTH == 32 ? 2 : 3;
-        return (uint64_t)(tile >> 4 & 0x3FFF) | (uint64_t)(PANEL_BYTES >> 4 & 0x3FFF) << 16 |
-               (uint64_t)(8 * ROW_BYTES >> 4) << 32 | SWIZZLE << 62;
-    }
-    /* The descriptor moved to step k of the product's depth, and to a first row (DEPTH_ACROSS: a multiple of 8) or first
-       column (DEPTH_DOWN: a multiple of WIDTH) of the other dimension. */
-    template <enum depth DEPTH>
-    static __device__ __forceinline__ uint64_t step(uint64_t descriptor, int k, int first = 0) {
-        int bytes = DEPTH == DEPTH_ACROSS
-                        ? 16 * k / WIDTH * PANEL_BYTES + 16 * k % WIDTH * 2 + first * ROW_BYTES
-                        : 16 * k * ROW_BYTES + first / WIDTH * PANEL_BYTES;
-        return descriptor + (uint64_t)(bytes >> 4);
-    }
-};
 
 /* ---- products ---- */
 
@@ -100,10 +56,11 @@ template <int PENDING, int N> __device__ __forceinline__ void wgmma_wait(float (
     "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, %" #tens "5, %" #tens "6, "            \
     "%" #tens "7, %" #tens "8, %" #tens "9"
 #define FRAGMENT(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
+#define FRAGMENTS_2 FRAGMENT(0), FRAGMENT(1)
+#define FRAGMENTS_4 FRAGMENTS_2, FRAGMENT(2), FRAGMENT(3)
 #define FRAGMENTS_8                                                                                          \
     FRAGMENT(0), FRAGMENT(1), FRAGMENT(2), FRAGMENT(3), FRAGMENT(4), FRAGMENT(5), FRAGMENT(6), FRAGMENT(7)
-#define FRAGMENTS_10 FRAGMENTS_8, FRAGMENT(8), FRAGMENT(9)
-#define FRAGMENTS_12 FRAGMENTS_10, FRAGMENT(10), FRAGMENT(11)
+#define FRAGMENTS_12 FRAGMENTS_8, FRAGMENT(8), FRAGMENT(9), FRAGMENT(10), FRAGMENT(11)
 #define FRAGMENTS_16 FRAGMENTS_12, FRAGMENT(12), FRAGMENT(13), FRAGMENT(14), FRAGMENT(15)
 
 #define WGMMA_TILES_ASM(n, type, registers, fragments, r0, r1, r2, r3, r4)                                   \
@@ -142,8 +99,9 @@ template <int PENDING, int N> __device__ __forceinline__ void wgmma_wait(float (
 #define REGISTERS_30 TEN_REGISTERS() ", " TEN_REGISTERS(1) ", " TEN_REGISTERS(2)
 #define REGISTERS_40 REGISTERS_30 ", " TEN_REGISTERS(3)
 #define REGISTERS_60 REGISTERS_40 ", " TEN_REGISTERS(4) ", " TEN_REGISTERS(5)
+WGMMA(16, "%0, %1, %2, %3, %4, %5, %6, %7", 2, 8, 9, 10, 11, 12, 13, 14)
+WGMMA(32, TEN_REGISTERS() ", %10, %11, %12, %13, %14, %15", 4, 16, 17, 18, 19, 20, 21, 22)
 WGMMA(64, REGISTERS_30 ", %30, %31", 8, 32, 33, 34, 35, 36, 37, 38)
-WGMMA(80, REGISTERS_40, 10, 40, 41, 42, 43, 44, 45, 46)
 WGMMA(96, REGISTERS_40 ", %40, %41, %42, %43, %44, %45, %46, %47", 12, 48, 49, 50, 51, 52, 53, 54)
 WGMMA(128, REGISTERS_60 ", %60, %61, %62, %63", 16, 64, 65, 66, 67, 68, 69, 70)
 #undef WGMMA
@@ -151,8 +109,9 @@ WGMMA(128, REGISTERS_60 ", %60, %61, %62, %63", 16, 64, 65, 66, 67, 68, 69, 70)
 #undef WGMMA_TILES_ASM
 #undef FRAGMENTS_16
 #undef FRAGMENTS_12
-#undef FRAGMENTS_10
 #undef FRAGMENTS_8
+#undef FRAGMENTS_4
+#undef FRAGMENTS_2
 #undef FRAGMENT
 #undef REGISTERS_60
 #undef REGISTERS_40
@@ -214,6 +173,18 @@ __device__ __forceinline__ void fence_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* Counters in memory, between thread blocks: what others wrote before they counted up is seen after the wait. */
+__device__ __forceinline__ void wait_for_count(const int *counter, int count) {
+    int now;
+    do {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    } while (now != count);
+}
+
+__device__ __forceinline__ void count_up(int *counter) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
 /* ---- copies ---- */
 
 /* One box of a 4-dimensional tensor to shared memory, by one thread; its bytes arrive at `barrier`. What lies outside of the
@@ -243,6 +214,13 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void *from, uint32_
         : "memory");
 }
 
+/* The way back; belongs to the thread's group of bulk copies. */
+__device__ __forceinline__ void bulk_store(void *to, uint32_t from, int bytes) {
+    asm volatile(
+        "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+        : "memory");
+}
+
 /* to[i] += from[i], floats, in the L2 cache; belongs to the thread's group of bulk copies */
 __device__ __forceinline__ void bulk_add(float *to, uint32_t from, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
@@ -268,6 +246,12 @@ __device__ __forceinline__ void tma_prefetch(const CUtensorMap *map) {
 }
 
 /* ---- registers ---- */
+
+/* What a thread block begins with, a thread: all that fit, a multiple of 8. It has no more later: whoever asks for more than
+   others have given back waits for ever. */
+constexpr int registers_at_start(int threads) {
+    return 65536 / threads / 8 * 8;
+}
 
 /* The warpgroup's registers a thread, a multiple of 8. */
 template <int REGISTERS> __device__ __forceinline__ void registers_release() {

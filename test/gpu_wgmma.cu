@@ -51,8 +51,8 @@ static matrix make_matrix(enum dtype dtype, int rows, int columns) {
     return m;
 }
 
-template <typename Tile> static CUtensorMap map_of(const matrix &m, int box_rows) {
-    CUtensorMap map;
+template <typename Tile> static tensor_map map_of(const matrix &m, int box_rows) {
+    tensor_map map = {};
     if (make_tensor_map<Tile>(&map, fa3, &m.params, m.tensor, m.rows, 1, box_rows) != STATUS_OK) {
         printf("    %s\n", error_message());
         exit(1);
@@ -63,7 +63,7 @@ template <typename Tile> static CUtensorMap map_of(const matrix &m, int box_rows
 /* ---- copies ---- */
 
 struct copy_arguments {
-    CUtensorMap in, out;
+    tensor_map in, out;
     uint16_t *seen; /* what ordinary loads find in the tile, [row][column] */
     int row;
 };
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(WARPGROUP) copy_tile(const __grid_constant__ c
             arrival_init(barrier, 1);
             arrival_init_done();
             arrive_expecting(barrier, Tile::BYTES);
-            load_tile<Tile>(tile, &a.in, barrier, a.row, 0, 0);
+            load_tile<Tile>(tile, a.in, barrier, a.row, 0, 0);
         }
         __syncthreads();
         arrival_wait(barrier, 0);
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(WARPGROUP) copy_tile(const __grid_constant__ c
         }
         __syncthreads();
         if (threadIdx.x == 0) {
-            store_tile_async<Tile>(&a.out, tile, a.row, 0, 0);
+            store_tile_async<Tile>(a.out, tile, 0, a.row, 0, 0);
             bulk_wait<0>();
         }
     }
@@ -139,16 +139,16 @@ static void test_tiles_are_copied_and_cut_off_at_the_end_of_a_tensor(void) {
 /* ---- products ---- */
 
 struct product_arguments {
-    CUtensorMap a, b;
+    tensor_map a, b;
     float *d; /* 64 x N */
 };
 
 template <int ROWS, int DEPTH, enum depth WAY>
 using operand = std::conditional_t<WAY == DEPTH_ACROSS, panel_tile<ROWS, DEPTH>, panel_tile<DEPTH, ROWS>>;
 
-/* D = A B of one warpgroup, after D = A B, to see that D is overwritten, then D += A B. With registers of another share
-   than the kernel began with. */
-template <enum dtype TYPE, int N, int DEPTH, enum depth WAY_A, enum depth WAY_B, bool FRAGMENTS>
+/* D = A B of one warpgroup, with another share of registers than the kernel began with; 1 + A B where B lies down and A across:
+   that A goes through registers. */
+template <enum dtype TYPE, int N, int DEPTH, enum depth WAY_A, enum depth WAY_B>
 __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     multiply_tiles(const __grid_constant__ product_arguments a) {
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -166,40 +166,35 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
             registers_release<40>();
             if (threadIdx.x == 0) {
                 arrive_expecting(barrier, left::BYTES + right::BYTES);
-                load_tile<left>(tile_a, &a.a, barrier, 0, 0, 0);
-                load_tile<right>(tile_b, &a.b, barrier, 0, 0, 0);
+                load_tile<left>(tile_a, a.a, barrier, 0, 0, 0);
+                load_tile<right>(tile_b, a.b, barrier, 0, 0, 0);
             }
         } else {
             registers_acquire<240>();
             int warp = (int)uniform_warp_index() % 4, lane = lane_index();
             float d[N / 8][4];
             arrival_wait(barrier, 0);
-            for (int repeat = 0; repeat < 3; repeat++) {
-                wgmma_begin();
-                if constexpr (FRAGMENTS) {
-                    uint32_t fragments[DEPTH / 16][4];
+            wgmma_begin();
+            if constexpr (WAY_B == DEPTH_ACROSS) {
+                multiply_rows<TYPE>(d, left(tile_a), right(tile_b));
+            } else if constexpr (WAY_A == DEPTH_DOWN) {
+                multiply_columns<TYPE>(d, left(tile_a), right(tile_b));
+            } else {
+                uint32_t fragments[DEPTH / 16][4];
 #pragma unroll
-                    for (int k = 0; k < DEPTH / 16; k++) {
-                        ldmatrix(
-                            fragments[k], tile_a + left::offset(16 * warp + lane % 16, 2 * k + lane / 16));
-                    }
-                    wgmma_begin();
-#pragma unroll
-                    for (int k = 0; k < DEPTH / 16; k++) {
-                        wgmma_fragment<TYPE, WAY_B>(d, fragments[k],
-                            right::template step<WAY_B>(right::descriptor(tile_b), k), k > 0 || repeat == 2);
-                    }
-                } else {
-#pragma unroll
-                    for (int k = 0; k < DEPTH / 16; k++) {
-                        wgmma_tiles<TYPE, WAY_A, WAY_B>(d,
-                            left::template step<WAY_A>(left::descriptor(tile_a), k),
-                            right::template step<WAY_B>(right::descriptor(tile_b), k), k > 0 || repeat == 2);
-                    }
+                for (int k = 0; k < DEPTH / 16; k++) {
+                    ldmatrix(fragments[k], tile_a + left::offset(16 * warp + lane % 16, 2 * k + lane / 16));
                 }
-                wgmma_commit();
-                wgmma_wait<0>(d);
+#pragma unroll
+                for (int n = 0; n < N / 8; n++) {
+                    d[n][0] = d[n][1] = d[n][2] = d[n][3] = 1; /* what is there is added to */
+                }
+                registers_change(d);
+                wgmma_begin();
+                multiply_fragments<TYPE>(d, fragments, right(tile_b));
             }
+            wgmma_commit();
+            wgmma_wait<0>(d);
 #pragma unroll
             for (int n = 0; n < N / 8; n++) {
 #pragma unroll
@@ -212,7 +207,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP, 1)
     }
 }
 
-template <enum dtype TYPE, int N, int DEPTH, enum depth WAY_A, enum depth WAY_B, bool FRAGMENTS>
+template <enum dtype TYPE, int N, int DEPTH, enum depth WAY_A, enum depth WAY_B>
 static void expect_product(void) {
     using left = operand<64, DEPTH, WAY_A>;
     using right = operand<N, DEPTH, WAY_B>;
@@ -221,23 +216,23 @@ static void expect_product(void) {
     std::vector<float> d(64 * N);
     product_arguments arguments = {map_of<left>(a, left::ROWS), map_of<right>(b, right::ROWS),
         (float *)device_memory(d.size() * sizeof(float))};
-    EXPECT(launch("multiply_tiles", multiply_tiles<TYPE, N, DEPTH, WAY_A, WAY_B, FRAGMENTS>, 1, 2 * WARPGROUP,
+    EXPECT(launch("multiply_tiles", multiply_tiles<TYPE, N, DEPTH, WAY_A, WAY_B>, 1, 2 * WARPGROUP,
                left::BYTES + right::BYTES + 8, NULL, arguments) == STATUS_OK);
     CUDA_MUST(cudaMemcpy(d.data(), arguments.d, d.size() * sizeof(float), cudaMemcpyDeviceToHost));
     int wrong = 0;
     for (int i = 0; i < 64; i++) {
         for (int j = 0; j < N; j++) {
-            float sum = 0;
+            float sum = WAY_A != WAY_B;
             for (int k = 0; k < DEPTH; k++) {
                 sum += a.values[(size_t)(WAY_A == DEPTH_ACROSS ? i * DEPTH + k : k * 64 + i)] *
                        b.values[(size_t)(WAY_B == DEPTH_ACROSS ? j * DEPTH + k : k * N + j)];
             }
-            wrong += d[(size_t)(i * N + j)] != 2 * sum;
+            wrong += d[(size_t)(i * N + j)] != sum;
         }
     }
     if (wrong > 0) {
         printf("    N %d, depth %d, A %s, B %s, %s:\n", N, DEPTH,
-            FRAGMENTS               ? "in registers"
+            WAY_A != WAY_B          ? "in registers"
             : WAY_A == DEPTH_ACROSS ? "across"
                                     : "down",
             WAY_B == DEPTH_ACROSS ? "across" : "down", dtype_name(TYPE));
@@ -247,27 +242,27 @@ static void expect_product(void) {
 
 /* S = Q K^T, S^T = K Q^T */
 static void test_products_of_rows_with_rows(void) {
-    expect_product<DTYPE_BF16, 64, 64, DEPTH_ACROSS, DEPTH_ACROSS, false>();
-    expect_product<DTYPE_BF16, 128, 128, DEPTH_ACROSS, DEPTH_ACROSS, false>();
-    expect_product<DTYPE_F16, 128, 96, DEPTH_ACROSS, DEPTH_ACROSS, false>();
-    expect_product<DTYPE_BF16, 128, 80, DEPTH_ACROSS, DEPTH_ACROSS, false>();
+    expect_product<DTYPE_BF16, 64, 64, DEPTH_ACROSS, DEPTH_ACROSS>();
+    expect_product<DTYPE_BF16, 128, 128, DEPTH_ACROSS, DEPTH_ACROSS>();
+    expect_product<DTYPE_F16, 128, 96, DEPTH_ACROSS, DEPTH_ACROSS>();
+    expect_product<DTYPE_BF16, 128, 80, DEPTH_ACROSS, DEPTH_ACROSS>();
 }
 
 /* O = P V, dV = P^T dO, dK = dS^T Q */
 static void test_products_of_fragments_with_columns(void) {
-    expect_product<DTYPE_BF16, 64, 64, DEPTH_ACROSS, DEPTH_DOWN, true>();
-    expect_product<DTYPE_BF16, 64, 128, DEPTH_ACROSS, DEPTH_DOWN, true>();
-    expect_product<DTYPE_F16, 128, 128, DEPTH_ACROSS, DEPTH_DOWN, true>();
-    expect_product<DTYPE_BF16, 96, 128, DEPTH_ACROSS, DEPTH_DOWN, true>();
-    expect_product<DTYPE_F16, 80, 128, DEPTH_ACROSS, DEPTH_DOWN, true>();
+    expect_product<DTYPE_BF16, 64, 64, DEPTH_ACROSS, DEPTH_DOWN>();
+    expect_product<DTYPE_BF16, 64, 128, DEPTH_ACROSS, DEPTH_DOWN>();
+    expect_product<DTYPE_F16, 128, 128, DEPTH_ACROSS, DEPTH_DOWN>();
+    expect_product<DTYPE_BF16, 96, 128, DEPTH_ACROSS, DEPTH_DOWN>();
+    expect_product<DTYPE_F16, 80, 128, DEPTH_ACROSS, DEPTH_DOWN>();
 }
 
 /* dQ = dS K from dS^T */
 static void test_products_of_columns_with_columns(void) {
-    expect_product<DTYPE_BF16, 64, 128, DEPTH_DOWN, DEPTH_DOWN, false>();
-    expect_product<DTYPE_F16, 128, 128, DEPTH_DOWN, DEPTH_DOWN, false>();
-    expect_product<DTYPE_BF16, 80, 128, DEPTH_DOWN, DEPTH_DOWN, false>();
-    expect_product<DTYPE_BF16, 96, 64, DEPTH_DOWN, DEPTH_DOWN, false>();
+    expect_product<DTYPE_BF16, 64, 128, DEPTH_DOWN, DEPTH_DOWN>();
+    expect_product<DTYPE_F16, 128, 128, DEPTH_DOWN, DEPTH_DOWN>();
+    expect_product<DTYPE_BF16, 80, 128, DEPTH_DOWN, DEPTH_DOWN>();
+    expect_product<DTYPE_BF16, 96, 64, DEPTH_DOWN, DEPTH_DOWN>();
 }
 
 /* ---- from registers to memory ---- */
