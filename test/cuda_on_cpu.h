@@ -93,7 +93,7 @@ struct cpu_barrier {
     unsigned passed; /* how often all have */
 };
 
-enum { CPU_LANES = 32, CPU_MOST_THREADS = 256, CPU_SHARED_BYTES = 232448, CPU_NAMED_BARRIERS = 16 };
+enum { CPU_LANES = 32, CPU_MOST_THREADS = 512, CPU_SHARED_BYTES = 232448, CPU_NAMED_BARRIERS = 16 };
 
 /* The one simulated multiprocessor. */
 static struct {
@@ -101,7 +101,7 @@ static struct {
     cpu_thread *running;
     ucontext_t scheduler;
     int thread_count;
-    cpu_index block;
+    cpu_index block, grid;
     int shared_bytes; /* that the block asked for */
     cpu_barrier warps[CPU_MOST_THREADS / CPU_LANES], named[CPU_NAMED_BARRIERS];
     void (*body)();
@@ -112,6 +112,7 @@ alignas(1024) unsigned char shared[CPU_SHARED_BYTES]; /* the kernels' dynamic sh
 
 #define threadIdx (cpu.running->index)
 #define blockIdx (cpu.block)
+#define gridDim (cpu.grid)
 
 inline void cpu_fail(const char *what) {
     printf("    cuda_on_cpu: %s (block %u, thread %u)\n", what, cpu.block.x, threadIdx.x);
@@ -228,6 +229,7 @@ enum status launch(const char *what, void (*kernel)(Arguments), int64_t blocks, 
     cpu.body = cpu_call<Arguments>::run;
     cpu.thread_count = threads;
     cpu.shared_bytes = shared_bytes;
+    cpu.grid.x = (unsigned)blocks;
     for (int64_t block = 0; block < blocks; block++) {
         cpu_run_block((unsigned)block);
     }

@@ -1,6 +1,7 @@
-/* The attention kernels for GPUs, run on the CPU by cuda_on_cpu.h, against the float64 reference: every generation's
-   tiles, also those of GPUs that are not at hand, and every rung. test_attention_kernels.sh compiles and runs this. */
-#include "test/cuda_on_cpu.h"
+/* The attention kernels for GPUs, run on the CPU by cuda_on_cpu.h and hopper_on_cpu.h, against the float64 reference: every
+   generation's tiles, also those of GPUs that are not at hand, and every rung. test_attention_kernels.sh compiles and runs
+   this. */
+#include "test/hopper_on_cpu.h"
 
 /* what fa2_forward and its like can choose from; the tests name the kernels that they run */
 #define FA2_TUNE_HEAD_DIM 64
@@ -9,21 +10,17 @@
 #include "attention/fa1_forward.cu"
 #include "attention/fa2_backward.cu"
 #include "attention/fa2_forward.cu"
+#include "attention/fa3_backward.cu"
+#include "attention/fa3_forward.cu"
 
 #include "llmc/random.h"
 #include "test/test.h"
 
-/* params.c lists them; they need cuBLAS, and Hopper */
+/* params.c lists it; it needs cuBLAS */
 extern "C" enum status standard_forward(const struct attention *, const struct attention_params *) {
     return fail("not on the CPU");
 }
 extern "C" enum status standard_backward(const struct attention *, const struct attention_params *) {
-    return fail("not on the CPU");
-}
-extern "C" enum status fa3_forward(const struct attention *, const struct attention_params *) {
-    return fail("not on the CPU");
-}
-extern "C" enum status fa3_backward(const struct attention *, const struct attention_params *) {
     return fail("not on the CPU");
 }
 
@@ -166,6 +163,48 @@ static void test_fa2_as_on_an_rtx_4090_matches_reference() {
     expect_fa2_matches<DTYPE_BF16, 256, 99>({1, 33, 40, 1, 1, 224, false, false});
 }
 
+/* ---- fa3 ---- */
+
+/* few multiprocessors: a thread block gets several tiles */
+static const struct attention hopper = {nullptr, nullptr, 2, 90, (void *)cuTensorMapEncodeTiled};
+
+template <enum dtype TYPE> static void expect_fa3_matches(const shape &s) {
+    expect_matches_reference<TYPE>(
+        "fa3", [](const attention_params *p) { return fa3_forward(&hopper, p); },
+        [](const attention_params *p) { return fa3_backward(&hopper, p); }, s);
+}
+
+static void test_fa3_at_every_head_dimension_of_its_own_matches_reference() {
+    expect_fa3_matches<DTYPE_BF16>({1, 140, 140, 1, 1, 64, true, true});
+    expect_fa3_matches<DTYPE_BF16>({1, 140, 140, 1, 1, 80, true, true});
+    expect_fa3_matches<DTYPE_F16>({1, 140, 140, 1, 1, 96, true, true});
+    expect_fa3_matches<DTYPE_BF16>({1, 140, 140, 1, 1, 128, true, true});
+}
+
+static void test_fa3_at_head_dimensions_between_matches_reference() {
+    expect_fa3_matches<DTYPE_BF16>({1, 33, 150, 1, 1, 8, false, true});
+    expect_fa3_matches<DTYPE_F16>({1, 70, 90, 1, 1, 72, true, false});
+    expect_fa3_matches<DTYPE_BF16>({1, 40, 130, 1, 1, 104, false, false});
+}
+
+/* Stages and phases go round more than once, and a thread block has several tiles. */
+static void test_fa3_over_many_blocks_matches_reference() {
+    expect_fa3_matches<DTYPE_BF16>({1, 200, 400, 2, 1, 64, true, true});
+    expect_fa3_matches<DTYPE_BF16>({1, 270, 150, 1, 1, 128, false, true});
+    expect_fa3_matches<DTYPE_BF16>({2, 140, 270, 1, 1, 80, true, false});
+}
+
+static void test_fa3_at_one_query_and_one_key_matches_reference() {
+    expect_fa3_matches<DTYPE_BF16>({1, 1, 150, 1, 1, 64, true, false});
+    expect_fa3_matches<DTYPE_BF16>({1, 140, 1, 1, 1, 80, false, true});
+    expect_fa3_matches<DTYPE_BF16>({1, 1, 1, 1, 1, 128, true, true});
+}
+
+static void test_fa3_with_rows_that_see_nothing_matches_reference() {
+    expect_fa3_matches<DTYPE_BF16>({1, 200, 10, 1, 1, 64, true, false});
+    expect_fa3_matches<DTYPE_BF16>({1, 200, 10, 1, 1, 128, true, true});
+}
+
 /* ---- corners ---- */
 
 static void test_fa2_at_one_query_and_one_key_matches_reference() {
@@ -210,6 +249,11 @@ int main() {
     RUN(test_fa2_as_on_an_h100_matches_reference);
     RUN(test_fa2_as_on_an_a100_matches_reference);
     RUN(test_fa2_as_on_an_rtx_4090_matches_reference);
+    RUN(test_fa3_at_every_head_dimension_of_its_own_matches_reference);
+    RUN(test_fa3_at_head_dimensions_between_matches_reference);
+    RUN(test_fa3_over_many_blocks_matches_reference);
+    RUN(test_fa3_at_one_query_and_one_key_matches_reference);
+    RUN(test_fa3_with_rows_that_see_nothing_matches_reference);
     RUN(test_fa2_at_one_query_and_one_key_matches_reference);
     RUN(test_fa2_with_rows_that_see_nothing_matches_reference);
     RUN(test_fa2_over_several_splits_and_rounds_matches_reference);
