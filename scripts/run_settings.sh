@@ -22,6 +22,10 @@ micro_batch() {
 }
 
 [ $# -ge 2 ] || usage
+if ! command -v "$trainer" >/dev/null; then
+    echo "$0: no $trainer: build it with make, or name it in FLASHGPT_TRAINER" >&2
+    exit 1
+fi
 model=$1
 length=$2
 micro=$(micro_batch "$model" "$length") || usage

@@ -21,7 +21,12 @@ three_plans_fit() { # three_plans_fit SCRIPT MODEL LENGTH: without recomputation
     scripts/$1 "$2" "$3" --dry-run >"$work/plan" && [ "$(grep -c 'the plan fits' "$work/plan")" -eq 3 ] &&
         [ "$(grep -c 'recompute none$' "$work/plan")" -eq 3 ] && ! grep -q "too little" "$work/plan"
 }
+says_what_is_missing() { # says_what_is_missing SCRIPT
+    FLASHGPT_TRAINER="$work/nothing" scripts/$1 gpt3-1.3b 2048 --dry-run 2>"$work/error" && return 1
+    grep -q "no $work/nothing: build it with make" "$work/error"
+}
 for script in run_machine.sh run_machines.sh run_slurm.sh; do
+    check "$script says what to do where nothing is built" says_what_is_missing $script
     for model in gpt3-1.3b gpt3-2.7b; do
         for length in 2048 8192; do
             check "$script plans $model at $length for A100, H100 and H200" three_plans_fit $script $model $length
