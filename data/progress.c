@@ -102,7 +102,7 @@ enum status progress_load(
     if (info.st_size > MOST_BYTES) {
         return fail("%s: is damaged; begin anew with --overwrite", path);
     }
-    CHECK(file_read_all(path, &data, &bytes));
+    CHECK(file_read_text(path, &data, &bytes));
     enum status status = parse(data, bytes, path, progress, outputs);
     free(data);
     return status;

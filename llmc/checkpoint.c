@@ -153,7 +153,7 @@ static enum status read_state_members(struct run_state *state, const struct json
 static enum status read_json_file(struct json **out, const char *path) {
     uint8_t *text;
     size_t bytes;
-    CHECK(file_read_all(path, &text, &bytes));
+    CHECK(file_read_text(path, &text, &bytes));
     enum status status = json_parse(out, (const char *)text, bytes, path);
     free(text);
     return status;
@@ -552,7 +552,7 @@ static enum status verify(const char *folder, bool *damaged) {
     size_t bytes;
     *damaged = false;
     CHECK(path_join(checksums, sizeof checksums, folder, CHECKSUMS));
-    enum status status = file_read_all(checksums, &text, &bytes);
+    enum status status = file_read_text(checksums, &text, &bytes);
     *damaged = status == STATUS_OK || is_absent(checksums);
     CHECK(status);
     status = memchr(text, 0, bytes) == NULL ? check_lines(folder, checksums, (const char *)text, damaged)

@@ -4,7 +4,6 @@
 #include "checksum.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -120,10 +119,9 @@ enum status xxh64_file(const char *path, uint64_t *digest) {
     uint8_t *piece = NULL;
     struct xxh64 state;
     xxh64_init(&state);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) {
-        return fail("%s: cannot open: %s", path, strerror(errno));
-    }
+    int file;
+    uint64_t bytes;
+    CHECK(file_open(path, &file, &bytes));
     CHECK_CLEANUP(ALLOCATE(piece, FILE_PIECE_BYTES));
     for (;;) {
         ssize_t got = read(file, piece, FILE_PIECE_BYTES);

@@ -174,20 +174,15 @@ char *string_copy(const char *text) {
 
 /* ---- files ---- */
 
-enum status file_read_all(const char *path, uint8_t **data, size_t *bytes) {
+enum status stream_read_all(int file, const char *name, uint8_t **data, size_t *bytes) {
     enum status status = STATUS_OK;
     uint8_t *buffer = NULL;
     size_t used = 0, capacity;
     struct stat info;
     *data = NULL;
     *bytes = 0;
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0 || fstat(file, &info) != 0) {
-        status = fail("%s: cannot open: %s", path, strerror(errno));
-        goto cleanup;
-    }
     /* The size is a hint (a pipe or /proc file tells none, a file may grow): what read() gives is what counts. */
-    capacity = (size_t)info.st_size + 2;
+    capacity = fstat(file, &info) == 0 ? (size_t)info.st_size + 2 : 2;
     CHECK_CLEANUP(ALLOCATE(buffer, capacity));
     for (;;) {
         ssize_t got = read(file, buffer + used, capacity - 1 - used);
@@ -195,7 +190,7 @@ enum status file_read_all(const char *path, uint8_t **data, size_t *bytes) {
             continue;
         }
         if (got < 0) {
-            status = fail("%s: cannot read: %s", path, strerror(errno));
+            status = fail("%s: cannot read: %s", name, strerror(errno));
             goto cleanup;
         }
         if (got == 0) {
@@ -206,7 +201,7 @@ enum status file_read_all(const char *path, uint8_t **data, size_t *bytes) {
             capacity = capacity * 2 + 4096;
             uint8_t *grown = realloc(buffer, capacity);
             if (grown == NULL) {
-                status = fail_as(STATUS_OUT_OF_MEMORY, "%s: out of host memory at %zu bytes", path, used);
+                status = fail_as(STATUS_OUT_OF_MEMORY, "%s: out of host memory at %zu bytes", name, used);
                 goto cleanup;
             }
             buffer = grown;
@@ -218,9 +213,50 @@ enum status file_read_all(const char *path, uint8_t **data, size_t *bytes) {
     buffer = NULL;
 cleanup:
     free(buffer);
-    if (file >= 0) {
-        close(file);
+    return status;
+}
+
+enum status file_read_all(const char *path, uint8_t **data, size_t *bytes) {
+    *data = NULL;
+    *bytes = 0;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) {
+        return fail("%s: cannot open: %s", path, strerror(errno));
     }
+    enum status status = stream_read_all(file, path, data, bytes);
+    close(file);
+    return status;
+}
+
+enum status file_open(const char *path, int *file, uint64_t *bytes) {
+    struct stat info;
+    *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*file < 0 || fstat(*file, &info) != 0) {
+        fail("%s: cannot open: %s", path, strerror(errno));
+    } else if (!S_ISREG(info.st_mode)) {
+        fail("%s: is not a file", path);
+    } else {
+        *bytes = (uint64_t)info.st_size;
+        return STATUS_OK;
+    }
+    if (*file >= 0) {
+        close(*file);
+        *file = -1;
+    }
+    return STATUS_ERROR;
+}
+
+enum status file_read_text(const char *path, uint8_t **data, size_t *bytes) {
+    int file;
+    uint64_t size;
+    *data = NULL;
+    *bytes = 0;
+    CHECK(file_open(path, &file, &size));
+    enum status status = size <= FILE_TEXT_BYTES
+                             ? stream_read_all(file, path, data, bytes)
+                             : fail("%s: %.0f MiB; a file of its kind has at most %d MiB", path,
+                                   (double)size / (1 << 20), (int)(FILE_TEXT_BYTES >> 20));
+    close(file);
     return status;
 }
 

@@ -262,7 +262,7 @@ static enum status open_index(struct weights *w, const char *folder) {
     if (!path_exists(w->where)) {
         return fail("%s: no model.safetensors in it, and no model.safetensors.index.json", folder);
     }
-    CHECK(file_read_all(w->where, &text, &bytes));
+    CHECK(file_read_text(w->where, &text, &bytes));
     enum status status = json_parse(&w->index, (const char *)text, bytes, w->where);
     free(text);
     CHECK(status);
@@ -413,8 +413,9 @@ cleanup:
 
 /* ---- config.json ---- */
 
-static const char ACTIVATION[] = "gelu_new"; /* the tanh form */
-static const double NORM_EPSILON = 1e-5;     /* backend.h */
+static const char ACTIVATION[] = "gelu_new"; /* the tanh form, which has a second name */
+static const char ACTIVATION_TOO[] = "gelu_pytorch_tanh";
+static const double NORM_EPSILON = 1e-5; /* backend.h */
 
 static void integer_member(struct json_writer *w, const char *key, int64_t value) {
     json_key(w, key);
@@ -492,7 +493,11 @@ static enum status expect_bool(const struct json *json, const char *key, bool ex
 static enum status check_architecture(
     const struct json *json, const char *path, const struct model_config *c) {
     CHECK(expect_string(json, "model_type", "gpt2", path));
-    CHECK(expect_string(json, "activation_function", ACTIVATION, path));
+    const struct json *activation = json_get(json, "activation_function");
+    if (activation == NULL || activation->type != JSON_STRING ||
+        strcmp(activation->string, ACTIVATION_TOO) != 0) {
+        CHECK(expect_string(json, "activation_function", ACTIVATION, path));
+    }
     CHECK(expect_bool(json, "scale_attn_weights", true, path));
     CHECK(expect_bool(json, "scale_attn_by_inverse_layer_idx", false, path));
     const struct json *epsilon = json_get(json, "layer_norm_epsilon"), *inner = json_get(json, "n_inner");
@@ -529,7 +534,7 @@ enum status hugging_face_read_config(const char *path, struct model_config *conf
     uint8_t *text = NULL;
     size_t bytes;
     struct json *json = NULL;
-    CHECK(file_read_all(path, &text, &bytes));
+    CHECK(file_read_text(path, &text, &bytes));
     CHECK_CLEANUP(json_parse(&json, (const char *)text, bytes, path));
     CHECK_CLEANUP(read_members(json, path, config));
 cleanup:

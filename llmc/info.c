@@ -14,9 +14,9 @@
 #include <limits.h>
 #include <stdarg.h>
 #include <stdlib.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
-enum { SCAN_TOKENS = 1 << 16, MOST_JSON_BYTES = 64 << 20, SHOWN_TENSORS = 6 };
+enum { SCAN_TOKENS = 1 << 16, SHOWN_TENSORS = 6 };
 
 static void line(FILE *out, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static void line(FILE *out, const char *name, const char *format, ...) {
@@ -181,25 +181,29 @@ static enum status print_manifest(FILE *out, const struct json *manifest, const 
 }
 
 static enum status read_json(struct json **out, const char *path) {
-    struct stat info;
     uint8_t *text;
     size_t bytes;
-    if (stat(path, &info) == 0 && info.st_size > MOST_JSON_BYTES) {
-        return fail("%s: larger than any file that this program knows by its text", path);
-    }
-    CHECK(file_read_all(path, &text, &bytes));
+    CHECK(file_read_text(path, &text, &bytes));
     enum status status = json_parse(out, (const char *)text, bytes, path);
     free(text);
     return status;
+}
+
+/* A vocab.json has a token for each byte. */
+static bool is_vocabulary(const struct json *json) {
+    const struct json *token = json_get(json, "!");
+    return token != NULL && token->type == JSON_NUMBER;
 }
 
 static enum status print_json(FILE *out, const char *path) {
     struct json *json;
     CHECK(read_json(&json, path));
     const struct json *map = json_get(json, "weight_map");
-    bool tokenizer = false;
+    bool tokenizer = is_vocabulary(json);
     enum status status = STATUS_OK;
-    if (json_get(json, "n_layer") != NULL || json_get(json, "data_position") != NULL) {
+    if (tokenizer) {
+        /* any word may be one of its tokens, "n_layer" or "train" as well */
+    } else if (json_get(json, "n_layer") != NULL || json_get(json, "data_position") != NULL) {
         line(out, "JSON", "%s of a model: give its folder",
             json_get(json, "n_layer") != NULL ? "config.json" : "state.json");
     } else if (map != NULL && map->type == JSON_OBJECT) {
@@ -249,16 +253,16 @@ static enum status print_folder(FILE *out, const char *folder) {
                      folder);
 }
 
+/* Zeros after the end of a short file. */
 static enum status first_bytes(const char *path, uint8_t start[16]) {
-    struct stat info;
-    FILE *file = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? fopen(path, "rbe") : NULL;
-    if (file == NULL) {
-        return fail("%s: cannot open: %s", path, errno != 0 ? strerror(errno) : "no file");
-    }
-    size_t got = fread(start, 1, 16, file);
-    memset(start + got, 0, 16 - got);
-    fclose(file);
-    return STATUS_OK;
+    int file;
+    uint64_t bytes;
+    memset(start, 0, 16);
+    CHECK(file_open(path, &file, &bytes));
+    ssize_t got = read(file, start, 16);
+    int error = errno;
+    close(file);
+    return got >= 0 ? STATUS_OK : fail("%s: cannot read: %s", path, strerror(error));
 }
 
 enum status info_print(FILE *out, const char *path) {
@@ -267,7 +271,6 @@ enum status info_print(FILE *out, const char *path) {
     if (path_is_directory(path)) {
         return print_folder(out, path);
     }
-    errno = 0;
     CHECK(first_bytes(path, start));
     memcpy(&magic, start, sizeof magic);
     if (magic == SHARD_MAGIC) {

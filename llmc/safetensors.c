@@ -11,7 +11,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -179,14 +178,6 @@ static enum status read_header(struct safetensors *f, const struct json *header)
 
 /* The header's length and text; *text is the caller's to free. */
 static enum status read_header_text(struct safetensors *f, char **text, size_t *bytes) {
-    struct stat info;
-    if (fstat(f->file, &info) != 0) {
-        return fail("%s: cannot read: %s", f->path, strerror(errno));
-    }
-    if (!S_ISREG(info.st_mode)) {
-        return fail("%s: not a file", f->path);
-    }
-    f->file_bytes = (uint64_t)info.st_size;
     if (f->file_bytes < LENGTH_BYTES) {
         return fail("%s: not a safetensors file: only %" PRIu64 " bytes", f->path, f->file_bytes);
     }
@@ -215,11 +206,8 @@ enum status safetensors_open(struct safetensors **out, const char *path) {
     size_t bytes = 0;
     *out = NULL;
     CHECK(ALLOCATE(f, 1));
-    f->file = open(path, O_RDONLY | O_CLOEXEC);
-    if (f->file < 0) {
-        status = fail("%s: cannot open: %s", path, strerror(errno));
-        goto cleanup;
-    }
+    f->file = -1;
+    CHECK_CLEANUP(file_open(path, &f->file, &f->file_bytes));
     f->path = string_copy(path);
     if (f->path == NULL) {
         status = STATUS_OUT_OF_MEMORY;

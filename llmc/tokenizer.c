@@ -4,12 +4,8 @@
 #include "pretokenizer.h"
 #include "tokenizer_files.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-
-#define MOST_FILE_BYTES (INT64_C(16) << 20) /* a tree of JSON takes up to 70 times a file's bytes */
 
 /* ---- opening ---- */
 
@@ -24,18 +20,10 @@ static enum status open_bytes(struct tokenizer **out) {
 }
 
 static enum status read_file(const char *path, char **text, size_t *bytes) {
-    struct stat info;
-    *text = NULL;
-    if (stat(path, &info) != 0) {
-        return fail("%s: cannot open: %s", path, strerror(errno));
-    }
-    if (!S_ISREG(info.st_mode) || info.st_size > MOST_FILE_BYTES) {
-        return fail("%s: no file of at most %d MiB, as a vocabulary is", path, (int)(MOST_FILE_BYTES >> 20));
-    }
     uint8_t *data;
-    CHECK(file_read_all(path, &data, bytes));
+    enum status status = file_read_text(path, &data, bytes);
     *text = (char *)data;
-    return STATUS_OK;
+    return status;
 }
 
 static enum status path_in(char out[PATH_MAX], const char *folder, const char *name, bool *exists) {

@@ -6,6 +6,8 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static char folder[PATH_MAX]; /* of this run, removed at the end */
@@ -236,6 +238,44 @@ static void test_file_errors_name_the_path_and_the_reason(void) {
     EXPECT(file_sync(in_folder("missing")) == STATUS_ERROR);
 }
 
+static void test_what_is_left_in_a_stream_is_read_from_a_socket_too(void) {
+    uint8_t *data = NULL;
+    size_t bytes = 0;
+    int ends[2];
+    EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    EXPECT(write(ends[0], "some text", 9) == 9 && close(ends[0]) == 0);
+    EXPECT(stream_read_all(ends[1], "the socket", &data, &bytes) == STATUS_OK && bytes == 9);
+    EXPECT_STRING((char *)data, "some text");
+    free(data);
+    close(ends[1]);
+    EXPECT(stream_read_all(-1, "no stream", &data, &bytes) == STATUS_ERROR && data == NULL);
+    EXPECT_CONTAINS(error_message(), "no stream: cannot read");
+}
+
+static void test_only_a_regular_file_is_opened_and_read_as_a_text(void) {
+    uint8_t *data = NULL;
+    size_t bytes = 0;
+    uint64_t size = 0;
+    int file = -1;
+    EXPECT(mkfifo(in_folder("pipe"), 0600) == 0);
+    const char *const others[] = {"/dev/zero", folder, in_folder("pipe")}; /* nobody writes the pipe */
+    for (int i = 0; i < 3; i++) {
+        EXPECT(file_open(others[i], &file, &size) == STATUS_ERROR && file == -1);
+        EXPECT_CONTAINS(error_message(), "is not a file");
+        EXPECT(file_read_text(others[i], &data, &bytes) == STATUS_ERROR && data == NULL);
+    }
+    EXPECT(file_open(in_folder("missing"), &file, &size) == STATUS_ERROR && file == -1);
+    EXPECT_CONTAINS(error_message(), strerror(ENOENT));
+    EXPECT(file_write_all(in_folder("text"), "abc", 3) == STATUS_OK);
+    EXPECT(file_open(in_folder("text"), &file, &size) == STATUS_OK && size == 3 && close(file) == 0);
+    EXPECT(truncate(in_folder("text"), FILE_TEXT_BYTES) == 0);
+    EXPECT(file_read_text(in_folder("text"), &data, &bytes) == STATUS_OK && bytes == FILE_TEXT_BYTES);
+    free(data);
+    EXPECT(truncate(in_folder("text"), FILE_TEXT_BYTES + 1) == 0);
+    EXPECT(file_read_text(in_folder("text"), &data, &bytes) == STATUS_ERROR && data == NULL);
+    EXPECT_CONTAINS(error_message(), "a file of its kind has at most 16 MiB");
+}
+
 static void test_folders_are_made_with_their_parents_and_removed_with_what_they_hold(void) {
     EXPECT(make_directories(in_folder("a/b//c/")) == STATUS_OK);
     EXPECT(make_directories(in_folder("a/b/c")) == STATUS_OK); /* there already */
@@ -324,6 +364,8 @@ int main(void) {
     RUN(test_files_hold_what_was_written);
     RUN(test_a_file_that_does_not_tell_its_size_is_read_to_its_end);
     RUN(test_file_errors_name_the_path_and_the_reason);
+    RUN(test_what_is_left_in_a_stream_is_read_from_a_socket_too);
+    RUN(test_only_a_regular_file_is_opened_and_read_as_a_text);
     RUN(test_folders_are_made_with_their_parents_and_removed_with_what_they_hold);
     RUN(test_a_file_in_the_way_of_a_folder_is_an_error_that_names_it);
     RUN(test_paths_that_are_too_long_are_errors);
