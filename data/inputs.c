@@ -104,6 +104,9 @@ enum status inputs_add_list(struct inputs *inputs, const char *list) {
             status = add_path(inputs, line, false);
         }
     }
+    if (status == STATUS_OK && ferror(file)) {
+        status = fail("--files-from %s: cannot read: %s", list, strerror(errno));
+    }
     free(line);
     if (file != stdin) {
         fclose(file);

@@ -22,9 +22,11 @@
 #include "llmc/tokenizer_batch.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 enum {
@@ -52,6 +54,7 @@ struct job {
     int64_t shard_tokens, threads;
     int64_t train_bpe; /* tokens of the vocabulary to learn; 0: none */
     bool overwrite, resume, split_documents, decode, help;
+    int lock; /* the open out_dir; -1: not yet */
     struct inputs inputs;
     bool single_file; /* one file is all there is */
     struct tokenizer *tokenizer;
@@ -113,13 +116,8 @@ static void end_bar(const struct job *job) {
 }
 
 /* After all pieces are written: the inputs up to `offset` of this one are in the outputs. */
-static enum status save_if_due(struct job *job, int64_t offset, int64_t line, bool begins_document) {
+static enum status save(struct job *job, int64_t offset, int64_t line, bool begins_document) {
     const struct output *const outputs[2] = {&job->outputs[TRAIN], &job->outputs[VAL]};
-    int64_t shards = outputs[TRAIN]->state.shards + outputs[VAL]->state.shards;
-    double now = time_seconds();
-    if (job->trainer != NULL || (shards <= job->saved_shards && now - job->saved_seconds < SAVE_SECONDS)) {
-        return STATUS_OK;
-    }
     job->progress.offset = offset;
     job->progress.line = line;
     job->progress.document = begins_document;
@@ -127,9 +125,15 @@ static enum status save_if_due(struct job *job, int64_t offset, int64_t line, bo
     CHECK(output_sync(&job->outputs[VAL]));
     CHECK(progress_save(job->out_dir, &job->progress, outputs));
     job->saved = true;
-    job->saved_shards = shards;
-    job->saved_seconds = now;
+    job->saved_shards = outputs[TRAIN]->state.shards + outputs[VAL]->state.shards;
+    job->saved_seconds = time_seconds();
     return STATUS_OK;
+}
+
+static enum status save_if_due(struct job *job, int64_t offset, int64_t line, bool begins_document) {
+    int64_t shards = job->outputs[TRAIN].state.shards + job->outputs[VAL].state.shards;
+    bool due = shards > job->saved_shards || time_seconds() - job->saved_seconds >= SAVE_SECONDS;
+    return due && job->trainer == NULL ? save(job, offset, line, begins_document) : STATUS_OK;
 }
 
 /* ---- pieces of text ---- */
@@ -265,8 +269,26 @@ static enum status add_source(struct job *job, enum side side, struct source *so
     }
 }
 
-/* Where the training part of a single file ends: after the line in which its share is reached. */
-static int64_t find_cut(const char *path, int64_t size, double val_fraction) {
+/* Where the line begins that the byte before `end` is in. */
+static int64_t find_line(FILE *file, int64_t end) {
+    char piece[1 << 14];
+    while (end > 0) {
+        size_t bytes = (size_t)min_i64(end, sizeof piece);
+        end -= (int64_t)bytes;
+        if (fseeko(file, end, SEEK_SET) != 0 || fread(piece, 1, bytes, file) != bytes) {
+            return 0;
+        }
+        const char *newline = memrchr(piece, '\n', bytes);
+        if (newline != NULL) {
+            return end + (newline - piece) + 1;
+        }
+    }
+    return 0;
+}
+
+/* Where the training part of a single file ends: after the line in which its share is reached. If that is the last line,
+   text is cut within it, and `lines` of JSON before it; a single line of JSON is for training. */
+static int64_t find_cut(const char *path, int64_t size, double val_fraction, bool lines) {
     int64_t share = (int64_t)((double)size * (1 - val_fraction)), cut = share;
     FILE *file = fopen(path, "rbe");
     if (file != NULL) { /* if not, reading it will tell */
@@ -276,6 +298,10 @@ static int64_t find_cut(const char *path, int64_t size, double val_fraction) {
             if (byte == '\n') {
                 break;
             }
+        }
+        if (cut == size && lines) {
+            share = find_line(file, share);
+            share = share > 0 ? share : size;
         }
         fclose(file);
     }
@@ -308,12 +334,12 @@ static enum status add_input(struct job *job, const struct input *input, bool re
     bool standard = strcmp(input->path, "-") == 0;
     int64_t end = standard ? INT64_MAX : input->bytes;
     if (job->single_file && job->val_fraction > 0 && end > 0) {
-        int64_t cut = find_cut(input->path, end, job->val_fraction);
+        int64_t cut = find_cut(input->path, end, job->val_fraction, job->field != NULL);
         bool train_done = resumed && job->progress.side == VAL;
         if (!train_done) {
             CHECK(add_part(job, input, TRAIN, 0, cut, resumed));
         }
-        if (job->progress.skipped > 0) { /* binary */
+        if (job->progress.skipped > 0 || cut == end) { /* binary, or all of it for training */
             return STATUS_OK;
         }
         return add_part(job, input, VAL, cut, end, train_done);
@@ -475,7 +501,7 @@ static enum status write_output_entry(const struct output *output, struct json_w
     return status;
 }
 
-/* Which vocabulary the shards' tokens are of, and what they hold. "bytes" has nothing to tell. */
+/* Which vocabulary the shards' tokens are of, and what they hold. */
 static enum status write_manifest(const struct job *job) {
     struct json_writer w;
     char path[PATH_MAX], *text;
@@ -506,6 +532,8 @@ static enum status write_manifest(const struct job *job) {
 /* ---- text to shards, shards to text ---- */
 
 static enum status publish(struct job *job) {
+    job->progress.input = job->inputs.count; /* all are done: a run that is killed below has only this left */
+    CHECK(save(job, 0, 0, true));
     for (int side = TRAIN; side <= VAL; side++) {
         CHECK(output_finish(&job->outputs[side]));
     }
@@ -515,9 +543,7 @@ static enum status publish(struct job *job) {
     if (job->train_bpe > 0) {
         CHECK(tokenizer_save(job->tokenizer, job->out_dir));
     }
-    if (strcmp(job->tokenizer_name, "bytes") != 0) {
-        CHECK(write_manifest(job));
-    }
+    CHECK(write_manifest(job));
     CHECK(progress_remove(job->out_dir));
     job->saved = false;
     return file_sync(job->out_dir);
@@ -544,6 +570,20 @@ static enum status list_inputs(struct job *job, char **paths, int path_count) {
     return STATUS_OK;
 }
 
+/* One run at a time writes a folder: a second would take the first one's unfinished shards for what a failed run left.
+   The lock goes with the process. File systems that have no locks do without. */
+static enum status lock_folder(struct job *job) {
+    job->lock = open(job->out_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (job->lock < 0) {
+        return fail("%s: cannot open: %s", job->out_dir, strerror(errno));
+    }
+    if (flock(job->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        return fail("%s: another run writes shards there; wait for its end, or choose another --out-dir",
+            job->out_dir);
+    }
+    return STATUS_OK;
+}
+
 static enum status write_shards(struct job *job, char **paths, int path_count) {
     bool resumed;
     CHECK(list_inputs(job, paths, path_count));
@@ -555,6 +595,7 @@ static enum status write_shards(struct job *job, char **paths, int path_count) {
     CHECK(output_create(&job->outputs[TRAIN], job->out_dir, "train", job->shard_tokens));
     CHECK(output_create(&job->outputs[VAL], job->out_dir, "val", job->shard_tokens));
     CHECK(make_directories(job->out_dir));
+    CHECK(lock_folder(job));
     if (job->train_bpe > 0 && !job->resume) { /* before words are counted for long */
         CHECK(check_nothing_is_overwritten(job, &job->outputs[TRAIN]));
         CHECK(check_nothing_is_overwritten(job, &job->outputs[VAL]));
@@ -750,6 +791,9 @@ static enum status parse_options(struct job *job, int argc, char **argv) {
         if (option == ':') {
             return fail("%s: a value is missing; see --help", argv[optind - 1]);
         }
+        if (option == '?' && optopt != 0) {
+            return fail("-%c: unknown option; see --help", optopt);
+        }
         if (option == '?') {
             return fail("%s: unknown option; see --help", argv[optind - 1]);
         }
@@ -776,6 +820,9 @@ static void clear(struct job *job) {
     tokenizer_close(job->tokenizer);
     bpe_trainer_free(job->trainer);
     free(job->text);
+    if (job->lock >= 0) {
+        close(job->lock);
+    }
     free(job);
 }
 
@@ -805,6 +852,7 @@ int main(int argc, char **argv) {
     struct job *job;
     enum status status = ALLOCATE(job, 1);
     if (status == STATUS_OK) {
+        job->lock = -1;
         job->out_dir = "data/tokens";
         job->val_fraction = 0.1;
         job->shard_tokens = 100000000;

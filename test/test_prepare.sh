@@ -21,7 +21,7 @@ test_documents_are_end_of_text_then_bytes_in_the_order_of_names() {
     printf 'z' >in/sub/c
     "$prepare" --out-dir out --val-fraction 0 in
     [ "$(tokens out/train_000000.bin | xargs)" = "256 104 105 10 256 195 169 256 122" ]
-    [ "$(ls out)" = train_000000.bin ]
+    [ "$(ls out | xargs)" = "manifest.json train_000000.bin" ]
 }
 
 test_the_header_is_magic_version_count_and_zeros() {
@@ -90,7 +90,7 @@ test_too_few_files_for_the_share_are_noted() {
 test_full_shards_are_followed_by_new_ones_and_the_last_takes_the_rest() {
     letters 250 x >text
     "$prepare" --out-dir out --val-fraction 0 --shard-tokens 100 text
-    [ "$(ls out | xargs)" = "train_000000.bin train_000001.bin" ]
+    [ "$(ls out | xargs)" = "manifest.json train_000000.bin train_000001.bin" ]
     [ "$(tokens out/train_000000.bin | wc -l)" -eq 100 ]
     [ "$(tokens out/train_000001.bin | wc -l)" -eq 151 ]
     letters 500000 y >text
@@ -145,9 +145,27 @@ test_shards_are_not_written_over_unless_asked() {
     [ "$code" -eq 1 ]
     grep -qF 'out/train_000000.bin: is there already; choose another --out-dir or give --overwrite' output
     diff -r before out
+    grep -q '"tokens": 301,' out/manifest.json
     "$prepare" --out-dir out --val-fraction 0 --overwrite short
-    [ "$(ls out)" = train_000000.bin ]
+    [ "$(ls out | xargs)" = "manifest.json train_000000.bin" ]
     [ "$(tokens out/train_000000.bin | wc -l)" -eq 51 ]
+    grep -q '"tokens": 51,' out/manifest.json
+}
+
+test_one_run_at_a_time_writes_a_folder() {
+    mkfifo pipe
+    "$prepare" --out-dir out --val-fraction 0 - <pipe &
+    first=$!
+    exec 3>pipe # it waits for its text now
+    until [ -e out ]; do sleep 0.1; done
+    sleep 0.5
+    echo other >other
+    refused "out: another run writes shards there" "$prepare" --out-dir out --overwrite other
+    printf 'hi' >&3
+    exec 3>&-
+    wait $first
+    [ "$(tokens out/train_000000.bin | xargs)" = "256 104 105" ]
+    "$prepare" --out-dir out --overwrite other # the lock went with the process
 }
 
 test_a_run_that_fails_leaves_older_shards_and_no_temporary_ones() {
@@ -199,6 +217,19 @@ test_a_field_of_json_lines_is_a_document() {
     [ "$(tokens shared/train_*.bin shared/val_*.bin | wc -l)" -eq $((5050 + 100)) ]
     val=$(tokens shared/val_*.bin | wc -l)
     [ "$val" -ge 950 ] && [ "$val" -le 1150 ]
+}
+
+test_a_file_of_json_lines_is_cut_between_lines_where_the_last_has_more_than_the_share() {
+    for end in '\n' ''; do
+        printf '{"text": "a"}\n{"text": "b"}\n{"text": "%s"}'"$end" "$(letters 40000 x)" >lines
+        "$prepare" --out-dir out --overwrite --field text lines
+        [ "$(tokens out/train_000000.bin | xargs)" = "256 97 256 98" ]
+        [ "$(tokens out/val_000000.bin | wc -l)" -eq 40001 ]
+        printf '{"text": "only one"}'"$end" >line
+        "$prepare" --out-dir one --overwrite --field text line
+        [ "$(ls one | xargs)" = "manifest.json train_000000.bin" ]
+        [ "$(tokens one/train_000000.bin | wc -l)" -eq 9 ]
+    done
 }
 
 test_wrong_json_lines_are_named_by_file_and_line() {
@@ -277,6 +308,19 @@ test_a_killed_run_has_done_what_it_saved() {
     diff -r whole again
 }
 
+test_a_run_that_could_not_name_its_shards_has_only_that_left() {
+    letters 3000 x >text
+    "$prepare" --out-dir whole text
+    mkdir -p out/train_000000.bin # in the way
+    code=0
+    "$prepare" --out-dir out --overwrite text >output 2>&1 || code=$?
+    [ "$code" -eq 1 ]
+    grep -q 'cannot rename to out/train_000000.bin: .*; --resume goes on where it stopped' output
+    rmdir out/train_000000.bin
+    "$prepare" --out-dir out --resume text
+    diff -r whole out
+}
+
 test_how_far_it_is_shows_on_a_terminal_only() {
     seq 1 600000 >numbers
     "$prepare" --out-dir out numbers 2>notes
@@ -297,6 +341,7 @@ test_help_explains_every_option_and_succeeds() {
 test_bad_options_are_refused_by_name() {
     echo text >../text
     refuses "--frobnicate: unknown option; see --help" --frobnicate ../text
+    refuses "-y: unknown option; see --help" -yz ../text
     refuses "--out-dir: a value is missing; see --help" ../text --out-dir
     refuses "--val-fraction: 'lots' is no number from 0 to 0.5" --val-fraction lots ../text
     refuses "--val-fraction: '0.6' is no number from 0 to 0.5" --val-fraction=0.6 ../text
@@ -311,6 +356,7 @@ test_bad_options_are_refused_by_name() {
 test_bad_files_are_refused_by_name() {
     refuses "missing: cannot read: No such file" missing
     refuses "--files-from missing: cannot open: No such file" --files-from missing
+    refuses "--files-from .: cannot read: Is a directory" --files-from .
     mkfifo pipe
     refuses "pipe: is neither a file nor a folder" pipe
     mkdir in
