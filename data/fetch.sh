@@ -14,6 +14,7 @@ fail() {
 [ $# -eq 2 ] || fail "usage: data/fetch.sh URL FILE"
 url=$1
 file=$2
+[ ! -d "$file" ] || fail "$file: is a folder; give the name of the file"
 folder=$(dirname "$file")
 name=$(basename "$file")
 command -v curl >/dev/null || fail "curl is missing: install it"
@@ -27,7 +28,8 @@ sha256_of() {
     sha256sum "$1" | cut -d ' ' -f 1
 }
 noted() { # the SHA-256 in SHA256SUMS; nothing if there is none
-    [ ! -f "$folder/SHA256SUMS" ] || awk -v name="$name" '$2 == name { sum = $1 } END { if (sum) print sum }' "$folder/SHA256SUMS"
+    [ ! -f "$folder/SHA256SUMS" ] ||
+        name=$name awk 'substr($0, 67) == ENVIRON["name"] { sum = $1 } END { if (sum) print sum }' "$folder/SHA256SUMS"
 }
 
 if [ -f "$file" ] && [ -n "$(noted)" ]; then
@@ -58,8 +60,13 @@ fi
 if [ -z "$size" ] || [ ! -f "$part" ] || [ "$(bytes_of "$part")" -lt "$size" ]; then
     bar=--silent
     [ ! -t 2 ] || bar=--progress-bar
-    curl -fL $bar --show-error --retry 3 --continue-at - --output "$part" "$url" ||
-        fail "$url: interrupted; the same command goes on from $part"
+    code=0
+    curl -fL $bar --show-error --retry 3 --continue-at - --output "$part" "$url" || code=$?
+    if [ $code -eq 33 ]; then # the server gives no rest of a file: all of it, then
+        code=0
+        curl -fL $bar --show-error --retry 3 --output "$part" "$url" || code=$?
+    fi
+    [ $code -eq 0 ] || fail "$url: interrupted; the same command goes on from $part"
 fi
 if [ -n "$size" ] && [ "$(bytes_of "$part")" != "$size" ]; then
     fail "$part: $(bytes_of "$part") bytes, not $size; the same command goes on"

@@ -52,6 +52,34 @@ test_other_bytes_than_noted_are_refused() {
     [ ! -e here ] && [ ! -e here.part ]
 }
 
+test_a_server_that_gives_no_rest_of_a_file_gives_all_of_it() {
+    seq 1 1000 >there
+    printf 'X' >here.part
+    mkdir bin
+    cat >bin/curl <<'END'
+#!/bin/sh
+case "$*" in
+*-sSfLI*) printf 'HTTP/1.0 200 OK\r\nContent-Length: %s\r\n\r\n' "$(wc -c <there)" ;;
+*--continue-at*) exit 33 ;; # as curl does of such a server
+*)
+    while [ "$1" != --output ]; do shift; done
+    cp there "$2"
+    ;;
+esac
+END
+    chmod +x bin/curl
+    PATH="$PWD/bin:$PATH" "$fetch" http://host/there here
+    cmp there here
+}
+
+test_names_may_have_spaces_and_are_of_files() {
+    seq 1 1000 >there
+    "$fetch" "file://$PWD/there" 'a new file'
+    "$fetch" "file://$PWD/there" 'a new file' | grep -q 'is there, .* SHA-256 as noted'
+    mkdir sub
+    fails 'sub: is a folder' "$fetch" "file://$PWD/there" sub
+}
+
 # A curl that answers as Hugging Face does: a redirection that names size and SHA-256, then the store's own answer.
 answers_like_hugging_face() { # answers_like_hugging_face SHA256
     mkdir -p bin
