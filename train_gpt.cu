@@ -883,7 +883,10 @@ static enum status take_shape_of_start(struct run *run, const char *path) {
     struct options *o = &run->options;
     CHECK(take_shape_from(run, path));
     const struct model_config *c = &run->config;
-    CHECK(options_take_shape(o, c->layers, c->channels, c->heads, c->kv_heads, c->seq_len, c->vocab_size));
+    if (options_take_shape(o, c->layers, c->channels, c->heads, c->kv_heads, c->seq_len, c->vocab_size) !=
+        STATUS_OK) {
+        return fail("%s: %s", path, error_message());
+    }
     if (!options_given(o, "tokenizer") && tokenizer_is_in(path)) {
         char *copy = string_copy(path);
         if (copy == NULL) {
@@ -1123,12 +1126,20 @@ static enum status use_model(const struct run *run) {
 
 /* ---- before the ranks start, in order ---- */
 
+/* All that is wanted is told before anything starts. */
+static bool only_tells(const struct options *o) {
+    return o->help || o->plan || o->info[0] != '\0';
+}
+
 /* Everything before the ranks start. */
 static enum status prepare(struct run *run, int argc, const char *const *argv) {
     struct options *o = &run->options;
     fresh_state(&run->state);
     run->checkpoint[0] = '\0';
     CHECK(parse_options(o, argc, argv, NULL));
+    if (only_tells(o) || options_use(o) != NULL) {
+        signal(SIGPIPE, SIG_DFL); /* when nobody reads it any more, nothing is left to do */
+    }
     if (o->help) {
         options_print_help(stdout);
         return STATUS_OK;
@@ -1204,6 +1215,16 @@ static void fill_standard_files(void) {
     }
 }
 
+static int end_of_output(enum status status) {
+    if (status == STATUS_OK && (fflush(stdout) != 0 || ferror(stdout))) {
+        status = fail("standard output cannot be written: is the disk full?");
+    }
+    if (status != STATUS_OK) {
+        launch_print_error("%s", error_message());
+    }
+    return status == STATUS_OK ? 0 : 1;
+}
+
 int main(int argc, char **argv) {
     static struct run run; /* zeroed; too large for comfort on the stack */
     fill_standard_files();
@@ -1222,14 +1243,8 @@ int main(int argc, char **argv) {
             code = 1;
             break;
         }
-        if (run.options.help || run.options.plan || run.options.info[0] != '\0') {
-            break;
-        }
-        if (options_use(&run.options) != NULL) {
-            if (use_model(&run) != STATUS_OK) {
-                launch_print_error("%s", error_message());
-                code = 1;
-            }
+        if (only_tells(&run.options) || options_use(&run.options) != NULL) {
+            code = end_of_output(only_tells(&run.options) ? STATUS_OK : use_model(&run));
             break;
         }
         const double grace_seconds = 5.0;

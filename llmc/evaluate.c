@@ -106,7 +106,7 @@ static enum status read_question(struct question *q, const char *where) {
 enum status question_parse(struct question *out, const char *line, size_t bytes, const char *where) {
     memset(out, 0, sizeof *out);
     if (bytes > MOST_LINE_BYTES) {
-        return fail("%s: a line of %zu bytes; a question has at most %d", where, bytes, (int)MOST_LINE_BYTES);
+        return fail("%s: a line of more than the %d bytes of a question", where, (int)MOST_LINE_BYTES);
     }
     CHECK(json_parse(&out->json, line, bytes, where));
     enum status status = read_question(out, where);
@@ -123,18 +123,32 @@ static bool is_blank(const char *line, size_t bytes) {
     return strspn(line, " \t\r\n") == bytes;
 }
 
+/* The next line with its end, or the beginning of one that is too long, as question_parse will say; 0: none is left.
+   A zero follows it. */
+static size_t read_line(FILE *file, char line[MOST_LINE_BYTES + 2]) {
+    size_t bytes = 0;
+    for (int byte; bytes <= MOST_LINE_BYTES && (byte = getc_unlocked(file)) != EOF;) {
+        line[bytes++] = (char)byte;
+        if (byte == '\n') {
+            break;
+        }
+    }
+    line[bytes] = '\0';
+    return bytes;
+}
+
 static enum status visit_lines(FILE *file, const char *path, question_visitor visit, void *context) {
-    char *line = NULL, where[PATH_MAX + 32];
-    size_t capacity = 0;
+    char *line, where[PATH_MAX + 32];
     int64_t lines = 0, questions = 0;
     enum status status = STATUS_OK;
-    for (ssize_t bytes; status == STATUS_OK && (bytes = getline(&line, &capacity, file)) >= 0;) {
+    CHECK(ALLOCATE(line, MOST_LINE_BYTES + 2));
+    for (size_t bytes; status == STATUS_OK && (bytes = read_line(file, line)) > 0;) {
         struct question q;
         snprintf(where, sizeof where, "%s:%" PRId64, path, ++lines);
-        if (is_blank(line, (size_t)bytes)) {
+        if (is_blank(line, bytes)) {
             continue;
         }
-        status = question_parse(&q, line, (size_t)bytes, where);
+        status = question_parse(&q, line, bytes, where);
         if (status == STATUS_OK) {
             status = visit(context, &q, questions++);
             question_free(&q);

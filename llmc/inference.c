@@ -3,7 +3,11 @@
 
 #include "hugging_face.h"
 
+#include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
+
+enum { PATH_BYTES = 4096 };
 
 static enum status import_bucket(void *model, int bucket, const float *values) {
     return model_import_bucket((struct model *)model, bucket, values);
@@ -46,29 +50,49 @@ enum status inference_open(struct inference *out, struct backend *backend, const
     return status;
 }
 
+/* NULL: a write has failed, and there are no other ranks to keep up with. */
 static enum status export_bucket(void *model, int bucket, float *values) {
-    return model_export_bucket((struct model *)model, bucket, values);
+    return values != NULL ? model_export_bucket((struct model *)model, bucket, values) : STATUS_OK;
 }
 
-enum status inference_export(const struct inference *i, const char *folder) {
-    enum { PATH_BYTES = 4096 };
-    char weights[PATH_BYTES], config[PATH_BYTES], *text;
+static enum status write_files(const struct inference *i, const char *folder, const char *weights) {
+    char config[PATH_BYTES], *text;
     size_t bytes;
     const struct model_config *c = model_get_config(i->model);
+    CHECK(hugging_face_write_weights(
+        weights, c, model_get_layout(i->model), true, export_bucket, i->model, NULL, NULL));
+    if (i->tokenizer != NULL && tokenizer_has_files(i->tokenizer)) {
+        CHECK(tokenizer_save(i->tokenizer, folder));
+    }
+    CHECK(path_join(config, sizeof config, folder, "config.json"));
+    CHECK(hugging_face_config_text(c, &text, &bytes));
+    enum status status = file_write_all(config, text, bytes);
+    free(text);
+    if (status != STATUS_OK) {
+        unlink(config);
+    }
+    return status;
+}
+
+/* Weights and config.json come last, so that what is interrupted or does not fit is no model, and the same command makes
+   one of it. */
+enum status inference_export(const struct inference *i, const char *folder) {
+    char weights[PATH_BYTES], unfinished[PATH_BYTES], config[PATH_BYTES];
     CHECK(path_join(weights, sizeof weights, folder, "model.safetensors"));
+    CHECK(path_join(unfinished, sizeof unfinished, folder, "model.safetensors.tmp"));
     CHECK(path_join(config, sizeof config, folder, "config.json"));
     if (path_exists(weights) || path_exists(config)) {
         return fail("--export %s: there is a model in it already; choose another folder", folder);
     }
     CHECK(make_directories(folder));
-    CHECK(hugging_face_write_weights(
-        weights, c, model_get_layout(i->model), true, export_bucket, i->model, NULL, NULL));
-    CHECK(hugging_face_config_text(c, &text, &bytes));
-    enum status status = file_write_all(config, text, bytes);
-    free(text);
-    CHECK(status);
-    return i->tokenizer != NULL && tokenizer_has_files(i->tokenizer) ? tokenizer_save(i->tokenizer, folder)
-                                                                     : STATUS_OK;
+    enum status status = write_files(i, folder, unfinished);
+    if (status != STATUS_OK) {
+        unlink(unfinished);
+        return status;
+    }
+    return rename(unfinished, weights) == 0
+               ? STATUS_OK
+               : fail("%s: cannot rename to %s: %s", unfinished, weights, strerror(errno));
 }
 
 void inference_close(struct inference *i) {

@@ -121,6 +121,13 @@ static enum status check_value(
     return STATUS_OK;
 }
 
+static enum status check_values(const struct options *options) {
+    for (int i = 0; i < option_count; i++) {
+        CHECK(check_value(options, &option_table[i], "--", "the value"));
+    }
+    return STATUS_OK;
+}
+
 /* Digits with a sign and one of k, M, G (thousands) or Ki, Mi, Gi (powers of 1024). What 64 bits do not hold becomes the
    nearest that they do: out of every range. False: no whole number. */
 static bool parse_integer(const char *text, int64_t *value) {
@@ -543,7 +550,8 @@ enum status options_take_shape(struct options *options, int layers, int channels
     if (!options_given(options, "tokenizer")) {
         CHECK(set_text(&options->tokenizer, "auto"));
     }
-    return fill_from_preset(options);
+    CHECK(fill_from_preset(options));
+    return check_values(options);
 }
 
 enum status options_parse(
@@ -654,9 +662,7 @@ static enum status check_data(const struct options *o) {
 }
 
 enum status options_check(const struct options *options) {
-    for (int i = 0; i < option_count; i++) {
-        CHECK(check_value(options, &option_table[i], "--", "the value"));
-    }
+    CHECK(check_values(options));
     if (options->resume && options->run_dir[0] == '\0') {
         return fail("--resume needs --run-dir: the folder of the run to continue");
     }

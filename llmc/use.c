@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { EVALUATION_TOKENS = 16384 }; /* of a batch, where the user says nothing */
 
@@ -82,17 +83,20 @@ static enum status write_texts(struct decoder *decoder, const struct tokenizer *
         fwrite(t->text[i], 1, t->bytes[i], stdout);
     }
     putchar('\n');
+    if (fflush(stdout) != 0) {
+        return fail_writing();
+    }
     if (!o->quiet) {
         fprintf(stderr, "%lld tokens in %.2f s, %.1f a second\n", (long long)generated, seconds,
             (double)generated / seconds);
     }
-    return fflush(stdout) == 0 ? STATUS_OK : fail_writing();
+    return STATUS_OK;
 }
 
 /* All of standard input, or the text itself. */
 static enum status read_prompt(const char *option, char **text, size_t *bytes) {
     if (strcmp(option, "-") == 0) {
-        return file_read_all("/dev/stdin", (uint8_t **)text, bytes);
+        return stream_read_all(STDIN_FILENO, "standard input", (uint8_t **)text, bytes);
     }
     *text = string_copy(option);
     *bytes = strlen(option);

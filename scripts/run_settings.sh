@@ -1,6 +1,7 @@
 # What the run_*.sh scripts share; they source it. GPT-3's sizes (Brown et al. 2020, table 2.1) with its batch of a
 # million tokens and its warm-up over 375 million; whatever options follow the model and the length win over these.
 trainer=${FLASHGPT_TRAINER:-./train_gpt}
+[ -n "${FLASHGPT_TRAINER:-}" ] || [ -e "$trainer" ] || trainer=$(dirname "$0")/../train_gpt
 
 usage() {
     echo "usage: $0 MODEL LENGTH [--dry-run] [options of train_gpt]" >&2

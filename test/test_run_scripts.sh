@@ -40,6 +40,15 @@ refused() {
 check "an unknown model is refused with the usage" refused gpt3-13b 2048 --dry-run
 check "an unknown length is refused with the usage" refused gpt3-1.3b 4096 --dry-run
 
+from_another_folder() { # the trainer is the one beside the script
+    mkdir -p "$work/there/scripts"
+    cp scripts/run_machine.sh scripts/run_settings.sh "$work/there/scripts"
+    printf '#!/bin/sh\necho "trains $2"\n' >"$work/there/train_gpt"
+    chmod +x "$work/there/train_gpt"
+    [ "$(cd "$work" && env -u FLASHGPT_TRAINER there/scripts/run_machine.sh gpt3-1.3b 2048)" = "trains gpt3-1.3b" ]
+}
+check "a script starts the trainer beside it" from_another_folder
+
 # small ones in their place, on the CPU
 tiny="--model tiny --layers 1 --channels 32 --heads 2 --seq-len 32 --vocab-size 300 --micro-batch 2 --global-batch 256
     --steps 6 --warmup-steps 2 --train-data synthetic --device cpu --threads 1 --quiet --checkpoint-every 0"

@@ -128,12 +128,63 @@ test_info_tells_what_a_path_is() {
     "$train_gpt" --info "$vocabulary" | grep -q '^tokenizer  *640 tokens, end of text is 639$'
     "$train_gpt" --info "$choices/model.safetensors" | grep -q '^safetensors  *28 tensors, 11728 numbers'
     "$train_gpt" --info "$choices" | grep -q '^ .* 64 positions, vocabulary 257$'
+    sed 's/{/{"tokenizer": 640, "train": 641, "n_layer": 642, /' "$vocabulary/vocab.json" >vocab.json # words like any other
+    cp "$vocabulary/merges.txt" .
+    "$train_gpt" --info vocab.json | grep -q '^tokenizer  *643 tokens, end of text is 639$'
+    "$train_gpt" --info shards | grep -q '^manifest  *shards of build/prepare, tokenizer bytes of 257 tokens$'
     fails 'nothing: cannot open' "$train_gpt" --info nothing
     fails 'text: not a file that this program knows' "$train_gpt" --info text
     mkdir empty
     fails 'empty: nothing in this folder' "$train_gpt" --info empty
     head -c 1500 shards/train_000000.bin >cut
     fails 'cut: the header says .* truncated' "$train_gpt" --info cut
+}
+
+test_an_export_that_does_not_fit_or_is_killed_leaves_no_model_behind() {
+    (
+        trap '' XFSZ # the write fails, as on a full disk
+        ulimit -f 20
+        fails 'model/model.safetensors.tmp: cannot write: File too large' $use --export model
+    )
+    [ -z "$(ls model)" ]
+    (
+        ulimit -f 20
+        ! $use --export model # killed
+    )
+    [ "$(ls model)" = model.safetensors.tmp ]
+    $use --export model
+    $use --generate ab --sample-temperature 0 --quiet >before
+    "$train_gpt" --init-from model --device cpu --generate ab --sample-temperature 0 --quiet >after
+    cmp before after
+}
+
+test_a_folder_with_a_pipe_or_a_device_for_a_file_is_refused() {
+    for file in config.json model.safetensors model.safetensors.index.json vocab.json; do
+        mkdir bad
+        cp "$choices/config.json" "$choices/model.safetensors" bad
+        [ $file != model.safetensors.index.json ] || rm bad/model.safetensors
+        rm -f bad/$file
+        mkfifo bad/$file
+        fails "bad/$file: is not a file" timeout 20 "$train_gpt" --device cpu --init-from bad --generate x
+        rm bad/$file
+        ln -s /dev/zero bad/$file
+        fails "bad/$file: is not a file" timeout 20 "$train_gpt" --info bad
+        rm -r bad
+    done
+}
+
+test_a_result_that_cannot_be_written_is_an_error() {
+    small_run --run-dir run
+    for what in "--evaluate --val-data shards/val_*.bin" "--info $choices" --plan --help "--generate x"; do
+        set -f
+        case $what in --e* | --g*) set -- $use $what ;; *) set -- "$train_gpt" $what ;; esac
+        set +f
+        code=0
+        "$@" >/dev/full 2>err || code=$?
+        [ "$code" -eq 1 ]
+        grep -Eq '^train_gpt: .* cannot be written' err
+    done
+    "$train_gpt" --help | head -n 1 # a reader that has enough is none
 }
 
 test_what_cannot_be_done_is_said_in_one_line() {
@@ -149,7 +200,11 @@ test_what_cannot_be_done_is_said_in_one_line() {
     fails 'more than the model.s 257' $use --generate x --tokenizer "$vocabulary"
     fails 'over the 64 positions' $use --generate x --seq-len 65
     fails '--sample-top-p.*allowed' $use --generate x --sample-top-p 0
+    mkdir large
+    sed 's/"vocab_size": 257/"vocab_size": 70000/' "$choices/config.json" >large/config.json
+    fails 'large: .*vocab-size.*allowed: 0 to 65536' "$train_gpt" --init-from large --generate x --tokenizer bytes
     fails 'gone: cannot open' $use --evaluate --multiple-choice gone
+    fails '/dev/zero:1: a line of more than' timeout 20 $use --evaluate --multiple-choice /dev/zero
     : >none
     fails 'there is no question in it' $use --evaluate --multiple-choice none
     printf '{"ctx": "a", "endings": ["b", "c"], "label": 2}\n' >bad
