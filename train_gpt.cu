@@ -284,9 +284,8 @@ static enum status sample(struct worker *w) {
 static enum status save(struct worker *w) {
     double start = time_seconds();
     uint64_t bytes = 0;
-    bool files = w->tokenizer != NULL && tokenizer_has_files(w->tokenizer);
-    CHECK(checkpoint_save(w->run->run_dir, w->optimizer, &w->state, w->options_json,
-        files ? w->tokenizer : NULL, w->last_checkpoint, sizeof w->last_checkpoint, &bytes));
+    CHECK(checkpoint_save(w->run->run_dir, w->optimizer, &w->state, w->options_json, w->tokenizer,
+        w->last_checkpoint, sizeof w->last_checkpoint, &bytes));
     if (w->log == NULL) {
         return STATUS_OK;
     }

@@ -257,7 +257,7 @@ static enum status write_and_add_checksum(
 static enum status write_config_and_state(struct saving *s) {
     char *text;
     size_t bytes;
-    CHECK(hugging_face_config_text(model_get_config(s->optimizer->model), &text, &bytes));
+    CHECK(hugging_face_config_text(model_get_config(s->optimizer->model), s->tokenizer, &text, &bytes));
     enum status status = write_and_add_checksum(s, CONFIG, text, bytes);
     free(text);
     CHECK(status);
@@ -268,7 +268,7 @@ static enum status write_config_and_state(struct saving *s) {
 }
 
 static enum status write_tokenizer(struct saving *s) {
-    if (s->tokenizer == NULL) {
+    if (s->tokenizer == NULL || !tokenizer_has_files(s->tokenizer)) {
         return STATUS_OK;
     }
     CHECK(tokenizer_save(s->tokenizer, s->temporary));

@@ -33,9 +33,9 @@ struct run_state {
     double recent_loss[SPIKE_WINDOW], recent_norm[SPIKE_WINDOW];
 };
 
-/* Collective: every rank calls. options_json: the object of options_write_json. tokenizer: whose files go beside the
-   weights; NULL: none. On any rank's failure every rank
-   returns it and the temporary folder is removed. path_out[size]: the finished folder; bytes_out: of all files. */
+/* Collective: every rank calls. options_json: the object of options_write_json. tokenizer: whose end of text config.json
+   names, and whose files, where it has some, go beside the weights; NULL: none. On any rank's failure every rank returns it
+   and the temporary folder is removed. path_out[size]: the finished folder; bytes_out: of all files. */
 enum status checkpoint_save(const char *run_dir, struct optimizer *optimizer, const struct run_state *state,
     const char *options_json, const struct tokenizer *tokenizer, char *path_out, size_t path_size,
     uint64_t *bytes_out);

@@ -430,8 +430,9 @@ static void string_member(struct json_writer *w, const char *key, const char *va
     json_string(w, value);
 }
 
-enum status hugging_face_config_text(const struct model_config *c, char **text, size_t *bytes) {
-    int end_of_text = c->vocab_size - 1; /* GPT-2's 50256; 256 of the bytes tokenizer */
+enum status hugging_face_config_text(
+    const struct model_config *c, const struct tokenizer *tokenizer, char **text, size_t *bytes) {
+    int end_of_text = tokenizer != NULL ? tokenizer_end_of_text(tokenizer) : c->vocab_size - 1;
     struct json_writer w;
     json_writer_init(&w, true);
     json_begin_object(&w);

@@ -6,6 +6,7 @@
 #define LLMC_HUGGING_FACE_H
 
 #include "model.h"
+#include "tokenizer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -28,8 +29,9 @@ typedef enum status (*hugging_face_sink)(void *context, int bucket, const float 
 enum status hugging_face_read_weights(const char *folder, const struct model_config *config,
     const struct layout *layout, hugging_face_sink sink, void *context);
 
-/* config.json. The caller frees the text. */
-enum status hugging_face_config_text(const struct model_config *config, char **text, size_t *bytes);
+/* config.json. The end of text is the tokenizer's, or where that is NULL the last token. The caller frees the text. */
+enum status hugging_face_config_text(
+    const struct model_config *config, const struct tokenizer *tokenizer, char **text, size_t *bytes);
 /* Values that the model does not have (another activation, another epsilon, ...) are errors that name them. Whether a
    head is tied is left to the weights. */
 enum status hugging_face_read_config(const char *path, struct model_config *config);

@@ -65,7 +65,7 @@ static enum status write_files(const struct inference *i, const char *folder, co
         CHECK(tokenizer_save(i->tokenizer, folder));
     }
     CHECK(path_join(config, sizeof config, folder, "config.json"));
-    CHECK(hugging_face_config_text(c, &text, &bytes));
+    CHECK(hugging_face_config_text(c, i->tokenizer, &text, &bytes));
     enum status status = file_write_all(config, text, bytes);
     free(text);
     if (status != STATUS_OK) {

@@ -104,9 +104,11 @@ test_an_exported_model_is_the_same_and_brings_its_tokenizer() {
     cmp before after
     fails 'there is a model in it already' $use --export model
     "$prepare" --out-dir tokens --tokenizer "$vocabulary" "$vocabulary/text.txt"
-    "$train_gpt" --device cpu --layers 1 --channels 32 --heads 2 --seq-len 32 --vocab-size 640 --steps 1 --quiet --run-dir run \
+    "$train_gpt" --device cpu --layers 1 --channels 32 --heads 2 --seq-len 32 --vocab-size 700 --steps 1 --quiet --run-dir run \
         --train-data 'tokens/train_*.bin' --tokenizer "$vocabulary" --micro-batch 2
     "$train_gpt" --run-dir run --export with
+    grep -q '"eos_token_id": 639' run/checkpoints/step-00000001/config.json # the tokenizer's, below the model's last token
+    grep -q '"eos_token_id": 639' with/config.json
     for file in vocab.json merges.txt tokenizer.json; do
         cmp run/checkpoints/step-00000001/$file with/$file
         grep -q "  $file\$" run/checkpoints/step-00000001/checksums.xxh64
@@ -213,6 +215,9 @@ test_what_cannot_be_done_is_said_in_one_line() {
     small_run --run-dir early --multiple-choice bad 2>err && exit 1 # before the first step, not at the first evaluation
     grep -q '^train_gpt: bad:3: no text "ctx"' err
     [ ! -e early ]
+    mkfifo asked_once
+    small_run --run-dir early --multiple-choice asked_once 2>err && exit 1
+    grep -q '^train_gpt: asked_once: is not a file' err
     fails '^train_gpt: bad:3: no text "ctx"' $use --evaluate --multiple-choice bad
 }
 
