@@ -56,7 +56,8 @@ struct job {
     bool overwrite, resume, split_documents, decode, help;
     int lock; /* the open out_dir; -1: not yet */
     struct inputs inputs;
-    bool single_file; /* one file is all there is */
+    bool single_file;    /* one file is all there is */
+    bool standard_input; /* is among the inputs: what is in it shows only when it is read */
     struct tokenizer *tokenizer;
     struct bpe_trainer *trainer; /* while words are counted: no shards are written */
     struct output outputs[2];
@@ -67,8 +68,9 @@ struct job {
     int piece_count;
     /* where it is */
     struct progress progress;
-    bool began; /* the unfinished shards that lie there are its own */
-    bool saved; /* and can be resumed */
+    bool began;    /* the unfinished shards that lie there are its own */
+    bool saved;    /* and can be resumed */
+    bool complete; /* nothing is left to do: --resume, and all shards have their names */
     int64_t saved_shards;
     double saved_seconds, drawn_seconds, begin_seconds;
     int64_t done_bytes;  /* of the inputs before this one */
@@ -422,6 +424,32 @@ static uint64_t number_of_run(const struct job *job) {
     return xxh64_digest(&checksum);
 }
 
+static enum status manifest_path(const struct job *job, char path[PATH_MAX]) {
+    return path_join(path, PATH_MAX, job->out_dir, "manifest.json");
+}
+
+static void format_number(char digits[24], uint64_t number) {
+    snprintf(digits, 24, "%016" PRIx64, number);
+}
+
+/* Did this run end already? Then its shards have a manifest with its number. */
+static bool is_complete(const struct job *job) {
+    char path[PATH_MAX], shard[PATH_MAX], digits[24];
+    struct json *manifest = NULL;
+    uint8_t *text = NULL;
+    size_t bytes;
+    const char *run;
+    format_number(digits, job->progress.run);
+    bool complete = output_shard_path(&job->outputs[TRAIN], 0, "", shard) == STATUS_OK &&
+                    path_exists(shard) && manifest_path(job, path) == STATUS_OK &&
+                    file_read_text(path, &text, &bytes) == STATUS_OK &&
+                    json_parse(&manifest, (const char *)text, bytes, path) == STATUS_OK &&
+                    json_get_string(manifest, "run", &run, path) == STATUS_OK && strcmp(run, digits) == 0;
+    json_free(manifest);
+    free(text);
+    return complete;
+}
+
 /* Sets *resumed if there is an interrupted run to go on with. */
 static enum status begin_or_resume(struct job *job, bool *resumed) {
     struct output *const outputs[2] = {&job->outputs[TRAIN], &job->outputs[VAL]};
@@ -450,6 +478,10 @@ static enum status begin_or_resume(struct job *job, bool *resumed) {
         return output_continue(outputs[VAL]);
     }
     job->progress.run = number;
+    job->complete = job->resume && !job->overwrite && !job->standard_input && is_complete(job);
+    if (job->complete) {
+        return STATUS_OK;
+    }
     CHECK(check_nothing_is_overwritten(job, outputs[TRAIN]));
     CHECK(check_nothing_is_overwritten(job, outputs[VAL]));
     CHECK(progress_remove(job->out_dir));
@@ -469,7 +501,7 @@ static enum status write_shard_entry(const struct output *output, int64_t number
     CHECK(xxh64_file(path, &digest));
     CHECK(shard_open(&shard, path));
     shard_close(&shard);
-    snprintf(digits, sizeof digits, "%016" PRIx64, digest);
+    format_number(digits, digest);
     json_begin_object(w);
     json_key(w, "file");
     json_string(w, strrchr(path, '/') + 1);
@@ -504,10 +536,13 @@ static enum status write_output_entry(const struct output *output, struct json_w
 /* Which vocabulary the shards' tokens are of, and what they hold. */
 static enum status write_manifest(const struct job *job) {
     struct json_writer w;
-    char path[PATH_MAX], *text;
+    char path[PATH_MAX], digits[24], *text;
     size_t bytes;
+    format_number(digits, job->progress.run);
     json_writer_init(&w, true);
     json_begin_object(&w);
+    json_key(&w, "run");
+    json_string(&w, digits);
     json_key(&w, "tokenizer");
     json_string(&w, job->tokenizer_name);
     json_key(&w, "vocab_size");
@@ -520,7 +555,7 @@ static enum status write_manifest(const struct job *job) {
     CHECK(json_writer_finish(&w, &text, &bytes));
     enum status status = train_status != STATUS_OK ? train_status : val_status;
     if (status == STATUS_OK) {
-        status = path_join(path, sizeof path, job->out_dir, "manifest.json");
+        status = manifest_path(job, path);
     }
     if (status == STATUS_OK) {
         status = file_write_all(path, text, bytes);
@@ -559,7 +594,8 @@ static enum status list_inputs(struct job *job, char **paths, int path_count) {
     if (texts + list_is_standard > 1) {
         return fail("-: standard input can be read once only");
     }
-    if (texts > 0 && job->train_bpe > 0) {
+    job->standard_input = texts > 0;
+    if (job->standard_input && job->train_bpe > 0) {
         return fail("--train-bpe reads its text twice, which standard input cannot be; give files");
     }
     if (job->files_from != NULL) {
@@ -604,6 +640,9 @@ static enum status write_shards(struct job *job, char **paths, int path_count) {
         CHECK(train_vocabulary(job));
     }
     CHECK(begin_or_resume(job, &resumed));
+    if (job->complete) {
+        return STATUS_OK;
+    }
     CHECK(add_inputs(job, resumed));
     return publish(job);
 }
@@ -840,7 +879,9 @@ static enum status run(struct job *job, int argc, char **argv) {
     }
     enum status status = write_shards(job, argv + optind, argc - optind);
     end_bar(job);
-    if (status == STATUS_OK) {
+    if (job->complete) {
+        printf("%s: complete already\n", job->out_dir);
+    } else if (status == STATUS_OK) {
         print_summary(job);
     } else if (job->saved) {
         status = fail_as(status, "%s; --resume goes on where it stopped", error_message());

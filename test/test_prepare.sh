@@ -206,7 +206,7 @@ test_a_field_of_json_lines_is_a_document() {
     "$prepare" --out-dir out --val-fraction 0 --field text lines
     [ "$(tokens out/train_000000.bin | xargs)" = "256 97 10 195 169 256 60 98 62" ]
     "$prepare" --out-dir piped --val-fraction 0 --field text - <lines
-    diff -r out piped
+    cmp out/train_000000.bin piped/train_000000.bin
     for i in $(seq 1 100); do
         printf '{"other": "%s", "content": "%s"}\n' $i "$(letters $i x)"
     done >lines
@@ -319,6 +319,14 @@ test_a_run_that_could_not_name_its_shards_has_only_that_left() {
     rmdir out/train_000000.bin
     "$prepare" --out-dir out --resume text
     diff -r whole out
+    "$prepare" --out-dir out --resume text >output # killed at its last moment, it would have nothing left to do
+    [ "$(cat output)" = "out: complete already" ]
+    diff -r whole out
+    echo more >>text
+    code=0
+    "$prepare" --out-dir out --resume text >output 2>&1 || code=$?
+    [ "$code" -eq 1 ]
+    grep -q 'out/train_000000.bin: is there already' output
 }
 
 test_how_far_it_is_shows_on_a_terminal_only() {

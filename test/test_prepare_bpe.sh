@@ -76,8 +76,8 @@ test_the_manifest_has_counts_and_checksums() {
     printf 'the first text' >in/a
     printf 'the second' >in/b
     "$prepare" --out-dir out --val-fraction 0 --tokenizer "$golden" in
-    [ "$(tr -d ' \n' <out/manifest.json | sed 's/"xxh64":"[0-9a-f]\{16\}"/SUM/; s/"tokenizer":"[^"]*"/NAME/')" = \
-        '{NAME,"vocab_size":640,"end_of_text":639,"train":{"documents":2,"text_bytes":24,"tokens":16,"shards":[{"file":"train_000000.bin","tokens":16,SUM}]},"val":{"documents":0,"text_bytes":0,"tokens":0,"shards":[]}}' ]
+    [ "$(tr -d ' \n' <out/manifest.json | sed 's/"xxh64":"[0-9a-f]\{16\}"/SUM/; s/"tokenizer":"[^"]*"/NAME/; s/"run":"[0-9a-f]\{16\}"/RUN/')" = \
+        '{RUN,NAME,"vocab_size":640,"end_of_text":639,"train":{"documents":2,"text_bytes":24,"tokens":16,"shards":[{"file":"train_000000.bin","tokens":16,SUM}]},"val":{"documents":0,"text_bytes":0,"tokens":0,"shards":[]}}' ]
     [ "$(tokens out/train_000000.bin | wc -l)" -eq 16 ]
     if command -v xxh64sum; then
         grep -q "\"xxh64\": \"$(xxh64sum out/train_000000.bin | cut -d ' ' -f 1)\"" out/manifest.json
