@@ -79,42 +79,6 @@ struct worker {
 
 /* ---- one step ---- */
 
-/* The value above which a spike is one: mean + z standard deviations of the last applied steps. */
-static double spike_limit(const double *recent, int count, double z) {
-    if (z <= 0.0 || count < SPIKE_WINDOW) {
-        return INFINITY;
-    }
-    double mean = 0.0, variance = 0.0;
-    for (int i = 0; i < count; i++) {
-        mean += recent[i] / count;
-    }
-    for (int i = 0; i < count; i++) {
-        variance += (recent[i] - mean) * (recent[i] - mean) / count;
-    }
-    return mean + z * sqrt(variance);
-}
-
-static void remember_applied_step(struct run_state *state, const struct step_result *result) {
-    if (state->recent_count == SPIKE_WINDOW) {
-        memmove(state->recent_loss, state->recent_loss + 1, (SPIKE_WINDOW - 1) * sizeof(double));
-        memmove(state->recent_norm, state->recent_norm + 1, (SPIKE_WINDOW - 1) * sizeof(double));
-        state->recent_count--;
-    }
-    state->recent_loss[state->recent_count] = result->loss;
-    state->recent_norm[state->recent_count] = result->norm;
-    state->recent_count++;
-}
-
-static const char *skip_reason(const struct step_result *result, double loss_limit) {
-    if (!isfinite(result->loss)) {
-        return "non-finite loss";
-    }
-    if (!isfinite(result->norm)) {
-        return "non-finite gradient";
-    }
-    return result->loss > loss_limit ? "loss spike" : "gradient norm spike";
-}
-
 static enum status log_step(struct worker *w, const struct step_result *result, double learning_rate,
     const char *skipped_because, double seconds, double data_wait) {
     const struct options *o = w->options;
@@ -171,8 +135,8 @@ static enum status train_step(struct worker *w) {
     double start = time_seconds(), data_wait = 0.0;
     double learning_rate = schedule_learning_rate(&w->run->schedule, state->step);
     double d_loss = 1.0 / (double)o->global_batch;
-    double loss_limit = spike_limit(state->recent_loss, state->recent_count, o->skip_loss_zscore);
-    double norm_limit = spike_limit(state->recent_norm, state->recent_count, o->skip_norm_zscore);
+    double loss_limit = spikes_loss_limit(&state->spikes, o->skip_loss_zscore);
+    double norm_limit = spikes_norm_limit(&state->spikes, o->skip_norm_zscore);
 
     CHECK(optimizer_begin_step(w->optimizer));
     for (int64_t micro = 0; micro < w->micro_steps; micro++) {
@@ -193,11 +157,11 @@ static enum status train_step(struct worker *w) {
     const char *skipped_because = NULL;
     if (result.applied) {
         state->skipped_in_row = 0;
-        remember_applied_step(state, &result);
+        spikes_add(&state->spikes, result.loss, result.norm);
     } else {
         state->skipped_total++;
         state->skipped_in_row++;
-        skipped_because = skip_reason(&result, loss_limit);
+        skipped_because = spikes_reason(result.loss, result.norm, loss_limit);
     }
     double seconds = time_seconds() - start;
     CHECK(log_step(w, &result, learning_rate, skipped_because, seconds, data_wait));
@@ -300,23 +264,13 @@ static bool due(int64_t step, int64_t every) {
 }
 
 static enum status report_profile(struct worker *w) {
-    struct json_writer writer;
-    char *json;
-    size_t bytes;
+    struct json_writer event;
     if (w->log == NULL) {
         return STATUS_OK;
     }
-    json_writer_init(&writer, false);
-    json_begin_object(&writer);
-    json_key(&writer, "type");
-    json_string(&writer, "profile");
-    json_key(&writer, "step");
-    json_integer(&writer, w->state.step);
-    profile_write_json(w->profile, &writer);
-    json_end_object(&writer);
-    CHECK(json_writer_finish(&writer, &json, &bytes));
-    enum status status = metrics_log_json(w->log, json);
-    free(json);
+    metrics_begin_event(&event, "profile", w->state.step);
+    profile_write_json(w->profile, &event);
+    enum status status = metrics_end_event(w->log, &event);
     if (!w->options->quiet) {
         printf("\n");
         profile_print(w->profile, stdout);
@@ -710,34 +664,23 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
 
 /* The log says what made its figures. */
 static enum status log_start(struct worker *w) {
-    struct json_writer writer;
-    char *json;
-    size_t bytes;
-    json_writer_init(&writer, false);
-    json_begin_object(&writer);
-    json_key(&writer, "type");
-    json_string(&writer, "start");
-    json_key(&writer, "step");
-    json_integer(&writer, w->state.step);
-    json_key(&writer, "device");
-    json_string(&writer, w->backend->device_name);
-    json_key(&writer, "attention");
-    json_string(&writer, w->backend->profile.attention);
-    json_key(&writer, "ranks");
-    json_integer(&writer, w->comm->ranks);
-    json_key(&writer, "peak_tflops");
-    json_number(&writer, w->peak_tflops);
-    json_key(&writer, "parameters");
-    json_integer(&writer, model_get_layout(w->model)->parameters);
-    json_key(&writer, "options");
-    json_begin_object(&writer);
-    options_write_json(w->options, &writer);
-    json_end_object(&writer);
-    json_end_object(&writer);
-    CHECK(json_writer_finish(&writer, &json, &bytes));
-    enum status status = metrics_log_json(w->log, json);
-    free(json);
-    return status;
+    struct json_writer event;
+    metrics_begin_event(&event, "start", w->state.step);
+    json_key(&event, "device");
+    json_string(&event, w->backend->device_name);
+    json_key(&event, "attention");
+    json_string(&event, w->backend->profile.attention);
+    json_key(&event, "ranks");
+    json_integer(&event, w->comm->ranks);
+    json_key(&event, "peak_tflops");
+    json_number(&event, w->peak_tflops);
+    json_key(&event, "parameters");
+    json_integer(&event, model_get_layout(w->model)->parameters);
+    json_key(&event, "options");
+    json_begin_object(&event);
+    options_write_json(w->options, &event);
+    json_end_object(&event);
+    return metrics_end_event(w->log, &event);
 }
 
 static enum status open_log(struct worker *w) {

@@ -99,8 +99,8 @@ static enum status state_text(const struct optimizer *optimizer, const struct ru
     json_number(&w, state->best_val_loss);
     json_key(&w, "last_val_loss");
     json_number(&w, state->last_val_loss);
-    numbers_member(&w, "recent_loss", state->recent_loss, state->recent_count);
-    numbers_member(&w, "recent_norm", state->recent_norm, state->recent_count);
+    numbers_member(&w, "recent_loss", state->spikes.loss, state->spikes.count);
+    numbers_member(&w, "recent_norm", state->spikes.norm, state->spikes.count);
     write_model(&w, model_get_config(optimizer->model));
     json_key(&w, "options");
     json_value(&w, options);
@@ -142,9 +142,9 @@ static enum status read_state_members(struct run_state *state, const struct json
         return fail("%s: \"best_val_loss\" or \"last_val_loss\" is neither a number nor null", path);
     }
     int norms;
-    CHECK(read_recent(json, "recent_loss", path, state->recent_loss, &state->recent_count));
-    CHECK(read_recent(json, "recent_norm", path, state->recent_norm, &norms));
-    if (norms != state->recent_count) {
+    CHECK(read_recent(json, "recent_loss", path, state->spikes.loss, &state->spikes.count));
+    CHECK(read_recent(json, "recent_norm", path, state->spikes.norm, &norms));
+    if (norms != state->spikes.count) {
         return fail("%s: \"recent_loss\" and \"recent_norm\" are not of one length", path);
     }
     return STATUS_OK;

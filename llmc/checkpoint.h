@@ -10,13 +10,12 @@
 
 #include "json.h"
 #include "optimizer.h"
+#include "spikes.h"
 #include "tokenizer.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum { SPIKE_WINDOW = 128 };
 
 /* What the loop must know to go on, besides weights and moments. */
 struct run_state {
@@ -28,14 +27,12 @@ struct run_state {
     int64_t skipped_total, skipped_in_row;
     double best_val_loss; /* NaN: none yet */
     double last_val_loss;
-    /* losses and norms of the last applied steps, oldest first: for the z-score */
-    int recent_count;
-    double recent_loss[SPIKE_WINDOW], recent_norm[SPIKE_WINDOW];
+    struct spikes spikes; /* the last applied steps */
 };
 
 /* Collective: every rank calls. options_json: the object of options_write_json. tokenizer: whose end of text config.json
    names, and whose files, where it has some, go beside the weights; NULL: none. On any rank's failure every rank returns it
-   and the temporary folder is removed. path_out[size]: the finished folder; bytes_out: of all files. */
+   and the temporary folder is removed. path_out[path_size]: the finished folder; bytes_out: of all files. */
 enum status checkpoint_save(const char *run_dir, struct optimizer *optimizer, const struct run_state *state,
     const char *options_json, const struct tokenizer *tokenizer, char *path_out, size_t path_size,
     uint64_t *bytes_out);

@@ -411,7 +411,7 @@ static enum status append_line(const struct metrics_log *log, const char *text, 
     return status;
 }
 
-static void begin_event(struct json_writer *w, const char *type, int64_t step) {
+void metrics_begin_event(struct json_writer *w, const char *type, int64_t step) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     json_writer_init(w, false);
@@ -434,7 +434,7 @@ static void write_integer(struct json_writer *w, const char *key, int64_t value)
     json_integer(w, value);
 }
 
-static enum status end_event(struct json_writer *w, const struct metrics_log *log) {
+enum status metrics_end_event(struct metrics_log *log, struct json_writer *w) {
     char *text;
     size_t bytes;
     json_end_object(w);
@@ -493,7 +493,7 @@ enum status metrics_log_step(struct metrics_log *log, const struct step_metrics 
         show_step(log, step);
     }
     struct json_writer w;
-    begin_event(&w, "step", step->step);
+    metrics_begin_event(&w, "step", step->step);
     write_integer(&w, "total_steps", step->total_steps);
     write_number(&w, "loss", step->loss);
     write_number(&w, "norm", step->norm);
@@ -517,7 +517,7 @@ enum status metrics_log_step(struct metrics_log *log, const struct step_metrics 
         json_key(&w, "skip_reason");
         json_string(&w, step->skip_reason);
     }
-    return end_event(&w, log);
+    return metrics_end_event(log, &w);
 }
 
 void format_loss(char *out, size_t size, double loss, int64_t tokens, double seconds) {
@@ -547,11 +547,11 @@ enum status metrics_log_eval(
     format_loss(text, sizeof text, loss, tokens, seconds);
     print_evaluation(log, step, text);
     struct json_writer w;
-    begin_event(&w, "eval", step);
+    metrics_begin_event(&w, "eval", step);
     write_number(&w, "loss", loss);
     write_integer(&w, "tokens", tokens);
     write_number(&w, "seconds", seconds);
-    return end_event(&w, log);
+    return metrics_end_event(log, &w);
 }
 
 enum status metrics_log_choices(struct metrics_log *log, int64_t step, int64_t questions, int64_t correct,
@@ -560,21 +560,21 @@ enum status metrics_log_choices(struct metrics_log *log, int64_t step, int64_t q
     format_choices(text, sizeof text, questions, correct, correct_normalised, seconds);
     print_evaluation(log, step, text);
     struct json_writer w;
-    begin_event(&w, "multiple_choice", step);
+    metrics_begin_event(&w, "multiple_choice", step);
     write_integer(&w, "questions", questions);
     write_integer(&w, "correct", correct);
     write_integer(&w, "correct_normalised", correct_normalised);
     write_number(&w, "seconds", seconds);
-    return end_event(&w, log);
+    return metrics_end_event(log, &w);
 }
 
 enum status metrics_log_sample(struct metrics_log *log, int64_t step, const char *text, size_t bytes) {
     CHECK(print_sample(log, step, text, bytes));
     struct json_writer w;
-    begin_event(&w, "sample", step);
+    metrics_begin_event(&w, "sample", step);
     json_key(&w, "text");
     json_string_bytes(&w, text, bytes);
-    return end_event(&w, log);
+    return metrics_end_event(log, &w);
 }
 
 enum status metrics_log_checkpoint(
@@ -585,23 +585,19 @@ enum status metrics_log_checkpoint(
         line, sizeof line, "step %lld  checkpoint %s (%s in %.1f s)", (long long)step, path, size, seconds);
     print_line(log, line);
     struct json_writer w;
-    begin_event(&w, "checkpoint", step);
+    metrics_begin_event(&w, "checkpoint", step);
     json_key(&w, "path");
     json_string(&w, path);
     write_number(&w, "seconds", seconds);
     write_integer(&w, "bytes", (int64_t)bytes);
-    return end_event(&w, log);
+    return metrics_end_event(log, &w);
 }
 
 enum status metrics_log_note(struct metrics_log *log, int64_t step, const char *text) {
     print_line(log, text);
     struct json_writer w;
-    begin_event(&w, "note", step);
+    metrics_begin_event(&w, "note", step);
     json_key(&w, "text");
     json_string(&w, text);
-    return end_event(&w, log);
-}
-
-enum status metrics_log_json(struct metrics_log *log, const char *json_line) {
-    return append_line(log, json_line, strlen(json_line));
+    return metrics_end_event(log, &w);
 }

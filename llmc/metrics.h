@@ -41,7 +41,7 @@ struct step_metrics {
     double eta_seconds;
     double data_wait_milliseconds;
     bool skipped;
-    const char *skip_reason; /* "non-finite", "loss spike", "norm spike"; NULL if applied */
+    const char *skip_reason; /* of spikes.h; NULL if applied */
     int64_t tokens_seen, epoch;
 };
 
@@ -51,8 +51,8 @@ void format_step(char *out, size_t size, const struct step_metrics *step, int co
 
 /* Shows the run on stdout and keeps it in log.jsonl. On a terminal the progress line stays at the bottom, redrawn in
    place, and everything else scrolls above it; elsewhere there is a plain line every so many steps. The file has an
-   object a line, each with "type" ("step", "eval", "sample", "checkpoint", "note"), "step" and "time" (Unix seconds),
-   written at once. Only the first rank has one. Errors of the file (a full disk, too) are returned; its last line stays
+   object a line, each with "type" ("start", "step", "eval", "multiple_choice", "sample", "checkpoint", "profile",
+   "note"), "step" and "time" (Unix seconds), written at once. Only the first rank has one. Errors of the file (a full disk, too) are returned; its last line stays
    whole. */
 struct metrics_log;
 /* path: of log.jsonl, appended to; NULL: none. print_every: steps between plain lines. On resume, lines from the first
@@ -71,8 +71,10 @@ enum status metrics_log_checkpoint(
     struct metrics_log *log, int64_t step, const char *path, double seconds, uint64_t bytes);
 /* A notice to the person at the terminal. */
 enum status metrics_log_note(struct metrics_log *log, int64_t step, const char *text);
-/* Any other one-line object the caller built; to the file only. */
-enum status metrics_log_json(struct metrics_log *log, const char *json_line);
+/* An event of the caller's own, to the file only: begin opens the object and writes what every event has, the caller adds
+   members, end closes it, appends the line and frees the text. */
+void metrics_begin_event(struct json_writer *w, const char *type, int64_t step);
+enum status metrics_end_event(struct metrics_log *log, struct json_writer *w);
 
 /* An evaluation in words, as they stand in the run's lines. */
 void format_loss(char *out, size_t size, double loss, int64_t tokens, double seconds);

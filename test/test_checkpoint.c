@@ -235,10 +235,10 @@ static void test_the_state_reads_back_bit_by_bit(void) {
     state.skipped_in_row = 1;
     state.best_val_loss = NAN;
     state.last_val_loss = 0.1;
-    state.recent_count = SPIKE_WINDOW;
+    state.spikes.count = SPIKE_WINDOW;
     for (int i = 0; i < SPIKE_WINDOW; i++) {
-        state.recent_loss[i] = odd_doubles[i % 7] * (i < 7 ? 1 : 0.7);
-        state.recent_norm[i] = -odd_doubles[i % 7] / 3;
+        state.spikes.loss[i] = odd_doubles[i % 7] * (i < 7 ? 1 : 0.7);
+        state.spikes.norm[i] = -odd_doubles[i % 7] / 3;
     }
     new_run();
     on_ranks(&one, save_odd_state, &state);
