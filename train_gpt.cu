@@ -23,6 +23,7 @@
 #include "llmc/checksum.h"
 #include "llmc/dataloader.h"
 #include "llmc/evaluate.h"
+#include "llmc/gpus.h"
 #include "llmc/info.h"
 #include "llmc/launch.h"
 #include "llmc/metrics.h"

@@ -2,9 +2,11 @@
    vendor's datasheets and architecture papers', which print most of them doubled for sparsity. GeForce chips
    accumulate in fp32 at half the tensor rate of the workstation cards of their generation; their figures are the
    lower ones. */
-#include "metrics.h"
+#include "gpus.h"
 
 #include <ctype.h>
+#include <stdbool.h>
+#include <string.h>
 
 static const struct gpu_info gpus[] = {
     {"a100-40gb", "A100 40GB", 39.4, 312, "sm_80"},

@@ -1,4 +1,4 @@
-/* What a run tells: FLOPs and MFU, the GPUs' peaks, the progress line, log.jsonl. */
+/* What a run tells: FLOPs, the progress line, log.jsonl, figures as people read them. */
 #ifndef LLMC_METRICS_H
 #define LLMC_METRICS_H
 
@@ -12,22 +12,6 @@ extern "C" {
    6 S P + 12 L C S^2), attention not halved for the causal mask; and with it halved. */
 double flops_per_token(int64_t parameters, int layers, int channels, int seq_len);
 double flops_per_token_causal(int64_t parameters, int layers, int channels, int seq_len);
-
-/* GPUs by the name their driver gives, dense bf16 peaks (gpus.c). */
-struct gpu_info {
-    const char *key;          /* what --gpu takes: "a100-80gb", "h100-sxm", "h200" */
-    const char *device_name;  /* words that are all in the driver's name */
-    double memory_gib;        /* what an allocator can have */
-    double bf16_tflops;       /* dense, fp32 accumulation */
-    const char *architecture; /* "sm_80", "sm_90a", ... */
-};
-const struct gpu_info *gpu_find_key(const char *key);            /* NULL: unknown */
-const struct gpu_info *gpu_find_device(const char *device_name); /* the longest match; NULL: unknown */
-const struct gpu_info *gpu_table(int *count);
-/* TFLOP/s for unknown names: SMs x clock x dense bf16 FLOP per clock and SM of the compute capability; 0: a generation
-   without bf16, or not known. */
-double gpu_peak_from_clock(
-    int compute_capability_major, int compute_capability_minor, int multiprocessors, double clock_ghz);
 
 /* One step as people see it. */
 struct step_metrics {

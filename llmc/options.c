@@ -5,7 +5,8 @@
 #include <ctype.h>
 #include <stdlib.h>
 
-#include "metrics.h"
+#include "gpus.h"
+#include "presets.h"
 
 static const struct option *find_row(const char *name) {
     for (int i = 0; i < option_count; i++) {

@@ -118,17 +118,6 @@ bool options_given(const struct options *options, const char *name);
 void options_write_json(const struct options *options, struct json_writer *w);
 void options_print_help(FILE *out);
 
-/* Models by name (presets.c). */
-struct preset {
-    const char *name;
-    int layers, channels, heads, seq_len, vocab_size;
-    int micro_batch;      /* what fits into 80 GB */
-    double learning_rate; /* peak */
-};
-const struct preset *preset_find(const char *name); /* NULL: unknown */
-const struct preset *preset_table(int *count);
-int64_t preset_parameters(const struct preset *preset); /* without vocabulary padding */
-
 #ifdef __cplusplus
 }
 #endif

@@ -1,6 +1,8 @@
 /* --help: what the program does by example, every option by group, the presets, the GPUs. */
+#include "gpus.h"
 #include "metrics.h"
 #include "options_table.h"
+#include "presets.h"
 
 static const char *const group_titles[OPTION_GROUPS] = {
     [RUN] = "Run",

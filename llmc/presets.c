@@ -3,7 +3,10 @@
    table 2.1 contradicts itself (XL: 24 heads of 128 in 2048 channels) the channels decide. A micro-batch is what
    fits into 80 GB without recomputation: bf16 training takes 18 bytes a parameter and about 2.6 GiB a sequence for
    1.3B, in proportion to layers * channels * seq_len. */
-#include "options.h"
+#include "presets.h"
+
+#include <stddef.h>
+#include <string.h>
 
 static const struct preset presets[] = {
     {"tiny", 4, 128, 4, 128, 257, 8, 1e-3},

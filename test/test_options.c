@@ -1,7 +1,8 @@
 /* Options: what every way of giving one means, which way wins, and the exact line that each mistake is answered with. */
-#include "llmc/metrics.h"
+#include "llmc/gpus.h"
 #include "llmc/model.h"
 #include "llmc/options.h"
+#include "llmc/presets.h"
 #include "llmc/schedule.h"
 #include "test.h"
 

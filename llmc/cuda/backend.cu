@@ -6,7 +6,7 @@
 #include "cuda.cuh"
 
 #include "attention/attention.h"
-#include "llmc/metrics.h"
+#include "llmc/gpus.h"
 
 #include <nvtx3/nvToolsExt.h>
 #include <stdlib.h>
