@@ -9,18 +9,20 @@
 
 enum { BUFFER_TOKENS = 1 << 16 /* written at once */ };
 
+/* What an interrupted run must know to go on. */
+struct output_state {
+    int64_t shards;
+    int64_t shard_tokens; /* in the newest shard */
+    int64_t buffered;     /* tokens that no shard has yet */
+    int64_t files, documents, bytes, tokens;
+};
+
 struct output {
     const char *folder, *name;   /* the caller's; "train", "val" */
     int64_t most_tokens;         /* in a shard, but for the rest that the last one takes */
     struct shard_writer *writer; /* of the newest shard */
     uint16_t *buffer;            /* tokens not yet in a shard */
-    /* what an interrupted run must know to go on */
-    struct output_state {
-        int64_t shards;
-        int64_t shard_tokens; /* in the newest shard */
-        int64_t buffered;
-        int64_t files, documents, bytes, tokens;
-    } state;
+    struct output_state state;
 };
 
 enum status output_create(struct output *output, const char *folder, const char *name, int64_t most_tokens);

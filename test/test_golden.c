@@ -9,21 +9,22 @@
 #include "llmc/optimizer.h"
 #include "llmc/safetensors.h"
 
-/* What a backend's arithmetic may differ by. The files hold logits, gradients and weights as float32, which
-   alone is an error of 6e-8 relative. */
+/* What a backend's arithmetic may differ by. The files hold logits, gradients and weights as float32, which alone is an
+   error of 6e-8 relative: all that fp64 has. In fp32 every operation adds as much: at the end of some hundred, their
+   signs at random, it is ten times that; a further factor of ten is for other compilers and libraries.
+   Losses and logits are up to 10 in size. */
 struct device {
     const char *name;
     enum status (*create)(struct backend **out, int threads);
     int threads;
-    double loss, logits;          /* absolute */
-    double gradient;              /* of the norm of the difference, relative to the tensor's norm */
-    double norm;                  /* of the global norm, relative */
-    double trained;               /* absolute */
-    double trained_without_cause; /* the same for parameters that the loss does not depend on */
+    double loss, logits; /* absolute */
+    double gradient;     /* of the norm of the difference, relative to the tensor's norm */
+    double norm;         /* of the global norm, relative */
+    double trained;      /* absolute */
 };
 static const struct device devices[] = {
-    {"cpu", backend_cpu_create, 2, 1e-5, 1e-5, 1e-4, 1e-5, 1e-5, 1e-2},
-    {"cpu-f64", backend_cpu_f64_create, 1, 1e-12, 1e-6, 1e-7, 1e-12, 1e-7, 1e-7},
+    {"cpu", backend_cpu_create, 2, 1e-5, 1e-5, 5e-6, 5e-6, 5e-6},
+    {"cpu-f64", backend_cpu_f64_create, 1, 1e-12, 1e-6, 1e-7, 1e-12, 1e-7},
 };
 static const char *const models[] = {"mha", "gqa"};
 
@@ -331,11 +332,20 @@ static void check_gradients(struct fixture *f) {
     }
 }
 
-/* Adding a constant to all keys shifts all scores of a query alike, which softmax does not see: the gradient
-   of key biases is rounding noise around 0, and AdamW turns noise into steps of up to the learning rate. */
+/* Adding a constant to all keys shifts all scores of a query alike, which softmax does not see: the gradient of key
+   biases is rounding noise around 0. */
 static bool loss_depends_on(const struct model_config *config, enum parameter_id id, int64_t index) {
     int64_t head = index / model_head_dim(config);
     return id != QKV_BIAS || head < config->heads || head >= config->heads + config->kv_heads;
+}
+
+/* How far AdamW can take a parameter whose gradient is noise: m / (sqrt(v) + epsilon) is at most the square root of the sum
+   of w^2 / u, w being the weights of the gradients in m and u those in v (Cauchy and Schwarz), which is 1 in the first step
+   and 1.0115 in the tenth. PyTorch's own noise of 1e-17 in fp64 is nothing beside epsilon, and its parameter stays; noise
+   in fp32 is of epsilon's size. */
+static double farthest_by_noise(const struct fixture *f) {
+    bool f64 = f->backend->profile.statistic_dtype == DTYPE_F64;
+    return f64 ? f->device->trained : 1.0115 * f->steps * golden_setting(f, "learning_rate");
 }
 
 static void check_training(struct fixture *f) {
@@ -373,7 +383,7 @@ static void check_training(struct fixture *f) {
             *of = larger(*of, fabs(trained[i] - (i < count ? golden[i] : 0)));
         }
         EXPECT_NEAR(largest, 0, device->trained);
-        EXPECT_NEAR(largest_without_cause, 0, device->trained_without_cause);
+        EXPECT_NEAR(largest_without_cause, 0, farthest_by_noise(f));
         if (!(largest <= device->trained)) {
             printf("    ... in the trained %s, layer %d\n", parameter_table[id].name, layer);
         }
