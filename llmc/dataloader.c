@@ -320,7 +320,9 @@ static int compare_paths(const void *a, const void *b) {
 
 static enum status find_shards(struct dataloader *loader, const char *pattern, const char *option) {
     glob_t found;
-    int result = glob(pattern, GLOB_NOSORT | GLOB_TILDE, NULL, &found);
+    /* the name of a file that has a [ or * in it may match nothing else */
+    int literal = path_exists(pattern) ? GLOB_NOCHECK : 0;
+    int result = glob(pattern, GLOB_NOSORT | GLOB_TILDE | literal, NULL, &found);
     if (result == GLOB_NOMATCH) {
         globfree(&found);
         return fail(

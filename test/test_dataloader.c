@@ -145,6 +145,22 @@ static void test_no_matching_shard_names_option_pattern_and_tool(void) {
     expect_refused(&options, "--train-data: no shard matches '", "*.bin'; make some with build/prepare");
 }
 
+static void test_a_file_whose_name_looks_like_a_pattern_is_meant_itself(void) {
+    write_counting_shard("a[1].bin", 0, 100);
+    write_counting_shard("a1.bin", 0, 50);
+    char path[PATH_MAX + 64];
+    snprintf(path, sizeof path, "%s", in_folder("a[1].bin"));
+    struct dataloader_options options = default_options(8, 1);
+    options.pattern = path;
+    struct dataloader *loader = open_or_exit(&options); /* a pattern that matches stays one */
+    EXPECT(dataloader_windows(loader) == 7);
+    dataloader_close(loader);
+    EXPECT(unlink(in_folder("a1.bin")) == 0);
+    loader = open_or_exit(&options);
+    EXPECT(dataloader_windows(loader) == 13);
+    dataloader_close(loader);
+}
+
 static void test_damaged_shards_are_refused_by_name_and_remedy(void) {
     static const struct {
         int32_t magic, version, count;
@@ -781,6 +797,7 @@ int main(void) {
     RUN_IN_EMPTY_FOLDER(test_a_shard_cannot_be_written_where_there_is_no_folder_or_no_room);
     RUN_IN_EMPTY_FOLDER(test_a_shard_takes_no_more_tokens_than_its_header_can_count);
     RUN_IN_EMPTY_FOLDER(test_no_matching_shard_names_option_pattern_and_tool);
+    RUN_IN_EMPTY_FOLDER(test_a_file_whose_name_looks_like_a_pattern_is_meant_itself);
     RUN_IN_EMPTY_FOLDER(test_damaged_shards_are_refused_by_name_and_remedy);
     RUN_IN_EMPTY_FOLDER(test_one_damaged_shard_among_good_ones_is_named);
     RUN_IN_EMPTY_FOLDER(test_folders_and_pipes_are_no_shards);
