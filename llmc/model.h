@@ -18,6 +18,8 @@ struct model_config {
     int seq_len;    /* positions: the longest sequence */
     int vocab_size; /* padded to a multiple of 128 inside only */
 };
+/* Up to these, features fit an int and the number of parameters 64 bits. */
+enum { MODEL_MOST_LAYERS = 1024, MODEL_MOST_SIZE = 1 << 20 /* of channels, positions, tokens */ };
 static inline int model_head_dim(const struct model_config *c) {
     return c->channels / c->heads;
 }

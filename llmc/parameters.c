@@ -57,6 +57,13 @@ enum status model_config_check(const struct model_config *c) {
             "all be at least 1",
             c->layers, c->channels, c->heads, c->kv_heads, c->seq_len, c->vocab_size);
     }
+    if (c->layers > MODEL_MOST_LAYERS || c->channels > MODEL_MOST_SIZE || c->seq_len > MODEL_MOST_SIZE ||
+        c->vocab_size > MODEL_MOST_SIZE) {
+        return fail(
+            "model shape: layers %d, channels %d, seq-len %d and vocab-size %d must be at most %d layers and "
+            "%d of the others",
+            c->layers, c->channels, c->seq_len, c->vocab_size, (int)MODEL_MOST_LAYERS, (int)MODEL_MOST_SIZE);
+    }
     if (c->channels % c->heads != 0) {
         return fail("--heads %d does not divide --channels %d: choose a divisor", c->heads, c->channels);
     }
