@@ -1,11 +1,22 @@
-# make                 the trainer (./train_gpt) and the shard tool (./build/prepare)
-# make train           train a small GPT on this repository's own text
-# make test            everything that needs no GPU
-# make test-gpu        everything that needs one; make sanitize-gpu, the same kernels under compute-sanitizer
-# make bench-ops       what every op reaches on the GPU; make bench-attention, what attention reaches;
-#                      make bench-generate, how fast a 124M GPT writes
-# make lib             libattention.so: the attention kernels alone, with the interface of attention/attention.h
-# make help            the rest, and the variables
+# make                      the trainer (./train_gpt) and the shard tool (./build/prepare)
+# make config               what this machine has, and what of it the build takes
+# make train                train a small GPT on this repository's own text; ARGS="--steps 50": other options for it
+# make test                 everything that needs no GPU; test-unit: the tests in C alone
+# make test-gpu             everything that needs one; gpu-tests: builds it, here or for another machine
+# make sanitize-gpu         the same under compute-sanitizer; SANITIZED=build/test/gpu_ops: one test alone
+# make bench-ops            what every op reaches on the GPU
+# make bench-attention      what the attention kernels reach; ARGS="--kernel fa3 --deterministic"
+# make bench-generate       how fast a 124M GPT writes
+# make tune-attention       the best tiles of fa2 for this GPU; HEAD_DIMS="64 128", WRITE=1: into the source
+# make attention-registers  what registers the attention kernels take; fails if a tuned one spills
+# make lib                  libattention.so: the attention kernels alone, with the interface of attention/attention.h
+# make fuzz                 the fuzzers, with CC=clang BUILD=build-fuzz SANITIZE=fuzzer-no-link,address,undefined
+# make format               clang-format every source; format-check: only look
+# make clean                remove what was built
+# make help                 this text
+#
+# Variables: CC=clang BUILD=dir CUDA=0|1 NCCL=0|1 OPENMP=0|1 OPENBLAS=0|1 MARCH=x86-64-v3 GPU_ARCH='80 90a'
+#            NVCC=path CUDA_HOME=dir NCCL_HOME=dir SANITIZE=address,undefined OPTIMIZE=-O1 JOBS=1 V=1 (whole commands)
 
 BUILD ?= build
 CC ?= cc
@@ -230,9 +241,4 @@ clean:
 	rm -rf $(BUILD) train_gpt libattention.so
 
 help:
-	@sed -n '1,8p' Makefile
-	@echo "# make tune-attention  the best tiles of attention for this GPU; attention-registers, what its kernels take"
-	@echo "# make format          clang-format every source; format-check only looks"
-	@echo "# make fuzz            the fuzzers (see the Makefile)"
-	@echo "# variables: CC=clang BUILD=dir CUDA=0|1 NCCL=0|1 OPENMP=0|1 OPENBLAS=0|1 MARCH=x86-64-v3"
-	@echo "#            GPU_ARCH='80 90a' SANITIZE=address,undefined OPTIMIZE=-O1 JOBS=1 V=1"
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile

@@ -37,8 +37,8 @@ struct launch_place {
 
 /* From, in this order: RANK and WORLD_SIZE (torchrun, or set by hand), OMPI_COMM_WORLD_* (Open MPI), SLURM_* of a step
    (srun). MASTER_ADDR and MASTER_PORT say where rank 0 is; Slurm's first host and a port from the job's number stand in
-   where they are not set, and this machine where mpirun started all ranks on it. FLASHGPT_TOKEN or the job's number is
-   the token. Errors: variables that are no numbers, contradict each other or miss a partner. */
+   where they are not set, and this machine where mpirun started all ranks on it. torchrun listens at MASTER_PORT itself:
+   under it the port is the next one. FLASHGPT_PORT wins over all of these. FLASHGPT_TOKEN or the job's number is the token. Errors: variables that are no numbers, contradict each other or miss a partner. */
 enum status launch_read_environment(struct launch_place *place);
 
 /* What a rank does; returns its exit code. */

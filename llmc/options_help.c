@@ -1,4 +1,4 @@
-/* --help: what the program does by example, every option by group, the presets, the GPUs. */
+/* --help: what the program does by example, every option by group, the environment, the presets, the GPUs. */
 #include "gpus.h"
 #include "metrics.h"
 #include "options_table.h"
@@ -52,6 +52,26 @@ static void print_option(FILE *out, const struct option *row) {
     snprintf(text, sizeof text, "%s%s", row->help, standard);
     fprintf(out, "  %-*s", HELP_INDENT - 2, left);
     print_wrapped(out, text);
+}
+
+static void print_environment(FILE *out) {
+    static const struct {
+        const char *name, *help;
+    } variables[] = {
+        {"RANK, WORLD_SIZE", "this process is one rank of so many; set by hand or by torchrun (mpirun's and "
+                             "Slurm's own variables are understood too)"},
+        {"LOCAL_RANK, LOCAL_WORLD_SIZE", "the same among those of this machine: which GPU it takes"},
+        {"MASTER_ADDR, MASTER_PORT", "where rank 0 is; the others find it there"},
+        {"FLASHGPT_PORT", "wins over MASTER_PORT, and over the port that a job's number gives"},
+        {"FLASHGPT_TOKEN", "a word that the ranks of a run have in common: others are not let in [the job's "
+                           "number]"},
+        {"FLASHGPT_CACHE", "where --autotune keeps its choices [~/.cache/flashgpt]"},
+    };
+    fprintf(out, "\nEnvironment\n");
+    for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
+        fprintf(out, "  %-*s", HELP_INDENT - 2, variables[i].name);
+        print_wrapped(out, variables[i].help);
+    }
 }
 
 static void print_presets(FILE *out) {
@@ -111,6 +131,7 @@ void options_print_help(FILE *out) {
             }
         }
     }
+    print_environment(out);
     print_presets(out);
     print_gpus(out);
 }

@@ -1,3 +1,4 @@
+/* Waits are judged in windows of steps: a single step is late for many reasons. */
 #include "pace.h"
 
 static const double TELL_FRACTION = 0.1; /* of a step that is waited for a rank */

@@ -1,3 +1,5 @@
+/* Rank 0 never waits for a single peer: sockets do not block, one poll is for all of them, and a peer that has not yet said
+   hello is a stranger with a seat among few. The others try again until their time is over. */
 #include "rendezvous.h"
 
 #include <arpa/inet.h>

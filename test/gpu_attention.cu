@@ -6,8 +6,8 @@
    of the reference and what fp32 leaves where it should be 0.
 
    Inputs are new in every run; outputs and working memory hold NaN before. Environment:
-     TEST_SEED=N                repeats a run
-     TEST_KERNEL=NAME           keeps to one kernel
+     FLASHGPT_SEED=N            repeats a run
+     FLASHGPT_ATTENTION=NAME    keeps to one kernel
      FLASHGPT_SMALL=1           small shapes and few repeats only, for compute-sanitizer
      FLASHGPT_UNPOISONED=1      working memory is as it was allocated, for initcheck
      FLASHGPT_REPEATS=N         runs of the tests of bitwise equality (50)
@@ -228,9 +228,9 @@ static int compute_capability(void) {
     return 10 * device.major + device.minor;
 }
 
-/* Kernels that are not tested stay NULL: other than TEST_KERNEL, or for other GPUs. */
+/* Kernels that are not tested stay NULL: other than FLASHGPT_ATTENTION, or for other GPUs. */
 static void create_kernels(void) {
-    const char *only = getenv("TEST_KERNEL");
+    const char *only = getenv("FLASHGPT_ATTENTION");
     for (const char *name; (name = attention_kernel_name(kernel_count)) != NULL; kernel_count++) {
         if (strcmp(name, "standard") == 0) {
             standard_index = kernel_count;
@@ -877,10 +877,10 @@ static void test_invalid_arguments_are_refused_before_anything_runs(void) {
 }
 
 int main(void) {
-    const char *given = getenv("TEST_SEED");
+    const char *given = getenv("FLASHGPT_SEED");
     seed = given != NULL ? strtoull(given, NULL, 10) : (uint64_t)time(NULL) * 1000003;
     srand((unsigned)seed); /* the rows that are checked of long sequences */
-    printf("  TEST_SEED=%llu\n", (unsigned long long)seed);
+    printf("  FLASHGPT_SEED=%llu\n", (unsigned long long)seed);
     create_kernels();
     RUN(test_invalid_arguments_are_refused_before_anything_runs);
     RUN(test_a_slice_alone_gives_the_same_bits_as_in_a_batch);

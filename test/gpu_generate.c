@@ -165,7 +165,7 @@ static void test_logits_with_a_cache_are_those_of_full_recomputation(void) {
 int main(void) {
     const char *fixed = getenv("FLASHGPT_SEED");
     seed = fixed != NULL ? strtoull(fixed, NULL, 10) : (uint64_t)time(NULL);
-    printf("  seed %llu\n", (unsigned long long)seed);
+    printf("  FLASHGPT_SEED=%llu\n", (unsigned long long)seed);
     if (getenv("FLASHGPT_SMALL") != NULL) {
         config = (struct model_config){2, 128, 2, 2, 256, 1000};
     }

@@ -284,7 +284,7 @@ int main(void) {
         shapes = &small_shape;
         shape_count = 1;
     }
-    printf("  seed %llu, attention %s\n", (unsigned long long)seed, attention);
+    printf("  FLASHGPT_SEED=%llu, attention %s\n", (unsigned long long)seed, attention);
     RUN(test_initial_weights_are_the_cpus_rounded);
     RUN(test_loss_and_every_gradient_match_the_cpu_in_fp64);
     RUN(test_every_recompute_level_gives_the_gradients_of_none_bitwise);

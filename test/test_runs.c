@@ -4,7 +4,7 @@
    - the number of ranks, the ZeRO stage and the split into micro-batches change the losses by rounding at
      most.
 
-   Moments are random: the seed is printed, FLASHGPT_TEST_SEED repeats it. A run that gets to its end
+   Moments are random: the seed is printed, FLASHGPT_SEED repeats it. A run that gets to its end
    between two faults is compared and followed by a new one, so that start and end are hit as well as the
    middle. */
 #include "llmc/json.h"
@@ -710,7 +710,7 @@ static bool make_folder(void) {
 }
 
 int main(void) {
-    const char *given = getenv("FLASHGPT_TEST_SEED");
+    const char *given = getenv("FLASHGPT_SEED");
     seed = given != NULL ? strtoull(given, NULL, 10) : (uint64_t)getpid();
     if (getenv("FLASHGPT_TRAINER") != NULL) { /* of another build */
         trainer = getenv("FLASHGPT_TRAINER");
