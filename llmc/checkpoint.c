@@ -561,8 +561,10 @@ static enum status verify(const char *folder, bool *damaged) {
     return status;
 }
 
+/* *removed: a run that goes on has taken away what was listed, since it has a newer one. */
 static enum status find_valid(const struct step_list *list, const char *parent, char *path, size_t size,
-    void (*notice)(void *context, const char *line), void *context) {
+    void (*notice)(void *context, const char *line), void *context, bool *removed) {
+    *removed = false;
     for (size_t i = 0; i < list->count; i++) {
         char folder[PATH_BYTES], line[MESSAGE_BYTES];
         CHECK(step_folder(folder, parent, "", list->steps[i]));
@@ -575,6 +577,11 @@ static enum status find_valid(const struct step_list *list, const char *parent, 
         }
         if (status == STATUS_OUT_OF_MEMORY) {
             return status; /* says nothing about the checkpoint */
+        }
+        struct stat info;
+        *removed = lstat(folder, &info) != 0 && errno == ENOENT;
+        if (*removed) {
+            return fail("%s: was removed while it was read", folder);
         }
         if (!damaged) {
             return fail("%s; make it readable, or remove the checkpoint to go on from the one before",
@@ -591,15 +598,21 @@ static enum status find_valid(const struct step_list *list, const char *parent, 
 
 enum status checkpoint_find_newest(const char *run_dir, char *path, size_t size,
     void (*notice)(void *context, const char *line), void *context) {
+    enum { LOOKS = 100 }; /* at a folder that changes */
     char parent[PATH_BYTES];
-    struct step_list list;
+    enum status status = STATUS_OK;
+    bool removed = true;
     path[0] = '\0';
     CHECK(checkpoints_folder(parent, run_dir));
-    enum status status = list_steps(&list, parent);
-    if (status == STATUS_OK && list.count > 0) {
-        status = find_valid(&list, parent, path, size, notice, context);
+    for (int look = 0; look < LOOKS && removed; look++) {
+        struct step_list list;
+        removed = false;
+        status = list_steps(&list, parent);
+        if (status == STATUS_OK && list.count > 0) {
+            status = find_valid(&list, parent, path, size, notice, context, &removed);
+        }
+        free(list.steps);
     }
-    free(list.steps);
     return status;
 }
 

@@ -13,7 +13,9 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -881,6 +883,38 @@ static void test_a_checkpoint_that_is_there_but_cannot_be_read_stops_the_search(
     expect_unreadable("step-00000010/checksums.xxh64", strerror(ELOOP));
 }
 
+static atomic_bool moving;
+
+/* As a run that saves a newer checkpoint and takes the older one away; every name is sound while it is there. */
+static void *move_on(void *unused) {
+    char from[PATH_BYTES + 32], to[PATH_BYTES + 32];
+    for (int step = 10; atomic_load(&moving); step++) {
+        snprintf(from, sizeof from, "%s/checkpoints/step-%08d", run_dir, step);
+        snprintf(to, sizeof to, "%s/checkpoints/step-%08d", run_dir, step + 1);
+        EXPECT(rename(from, to) == 0);
+        usleep(3000); /* reading takes less */
+    }
+    return unused;
+}
+
+static void test_a_checkpoint_that_is_removed_while_it_is_read_is_no_damaged_one(void) {
+    const struct setup one = {&multi_head, 1, 1, false};
+    static const int steps[] = {10, -1};
+    pthread_t mover;
+    char path[PATH_BYTES];
+    new_run();
+    on_ranks(&one, save_steps, steps);
+    atomic_store(&moving, true);
+    EXPECT(pthread_create(&mover, NULL, move_on, NULL) == 0);
+    notices[0] = '\0';
+    for (int i = 0; i < 500; i++) {
+        EXPECT(checkpoint_find_newest(run_dir, path, sizeof path, keep_notice, notices) == STATUS_OK);
+    }
+    EXPECT_STRING(notices, "");
+    atomic_store(&moving, false);
+    EXPECT(pthread_join(mover, NULL) == 0);
+}
+
 static void test_if_all_are_damaged_it_is_an_error_and_if_there_is_none_it_is_not(void) {
     char path[PATH_BYTES] = "x";
     new_run();
@@ -1142,6 +1176,7 @@ int main(void) {
     RUN(test_any_damage_to_any_file_is_found_and_the_checkpoint_before_is_taken);
     RUN(test_a_list_of_checksums_without_one_of_the_files_is_damage);
     RUN(test_a_checkpoint_that_is_there_but_cannot_be_read_stops_the_search);
+    RUN(test_a_checkpoint_that_is_removed_while_it_is_read_is_no_damaged_one);
     RUN(test_if_all_are_damaged_it_is_an_error_and_if_there_is_none_it_is_not);
     RUN(test_steps_are_compared_as_numbers);
     RUN(test_a_damaged_checkpoint_is_replaced_when_its_step_comes_again);
