@@ -667,16 +667,11 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
 static enum status log_start(struct worker *w) {
     struct json_writer event;
     metrics_begin_event(&event, "start", w->state.step);
-    json_key(&event, "device");
-    json_string(&event, w->backend->device_name);
-    json_key(&event, "attention");
-    json_string(&event, w->backend->profile.attention);
-    json_key(&event, "ranks");
-    json_integer(&event, w->comm->ranks);
-    json_key(&event, "peak_tflops");
-    json_number(&event, w->peak_tflops);
-    json_key(&event, "parameters");
-    json_integer(&event, model_get_layout(w->model)->parameters);
+    json_string_member(&event, "device", w->backend->device_name);
+    json_string_member(&event, "attention", w->backend->profile.attention);
+    json_integer_member(&event, "ranks", w->comm->ranks);
+    json_number_member(&event, "peak_tflops", w->peak_tflops);
+    json_integer_member(&event, "parameters", model_get_layout(w->model)->parameters);
     json_key(&event, "options");
     json_begin_object(&event);
     options_write_json(w->options, &event);

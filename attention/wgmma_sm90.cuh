@@ -241,10 +241,6 @@ template <int PENDING> __device__ __forceinline__ void bulk_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-__device__ __forceinline__ void tma_prefetch(const CUtensorMap *map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 /* ---- registers ---- */
 
 /* What a thread block begins with, a thread: all that fit, a multiple of 8. It has no more later: whoever asks for more than

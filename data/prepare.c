@@ -503,12 +503,9 @@ static enum status write_shard_entry(const struct output *output, int64_t number
     shard_close(&shard);
     format_number(digits, digest);
     json_begin_object(w);
-    json_key(w, "file");
-    json_string(w, strrchr(path, '/') + 1);
-    json_key(w, "tokens");
-    json_integer(w, shard.tokens);
-    json_key(w, "xxh64");
-    json_string(w, digits);
+    json_string_member(w, "file", strrchr(path, '/') + 1);
+    json_integer_member(w, "tokens", shard.tokens);
+    json_string_member(w, "xxh64", digits);
     json_end_object(w);
     return STATUS_OK;
 }
@@ -516,12 +513,9 @@ static enum status write_shard_entry(const struct output *output, int64_t number
 static enum status write_output_entry(const struct output *output, struct json_writer *w) {
     json_key(w, output->name);
     json_begin_object(w);
-    json_key(w, "documents");
-    json_integer(w, output->state.documents);
-    json_key(w, "text_bytes");
-    json_integer(w, output->state.bytes);
-    json_key(w, "tokens");
-    json_integer(w, output->state.tokens);
+    json_integer_member(w, "documents", output->state.documents);
+    json_integer_member(w, "text_bytes", output->state.bytes);
+    json_integer_member(w, "tokens", output->state.tokens);
     json_key(w, "shards");
     json_begin_array(w);
     enum status status = STATUS_OK;
@@ -541,14 +535,10 @@ static enum status write_manifest(const struct job *job) {
     format_number(digits, job->progress.run);
     json_writer_init(&w, true);
     json_begin_object(&w);
-    json_key(&w, "run");
-    json_string(&w, digits);
-    json_key(&w, "tokenizer");
-    json_string(&w, job->tokenizer_name);
-    json_key(&w, "vocab_size");
-    json_integer(&w, tokenizer_vocab_size(job->tokenizer));
-    json_key(&w, "end_of_text");
-    json_integer(&w, tokenizer_end_of_text(job->tokenizer));
+    json_string_member(&w, "run", digits);
+    json_string_member(&w, "tokenizer", job->tokenizer_name);
+    json_integer_member(&w, "vocab_size", tokenizer_vocab_size(job->tokenizer));
+    json_integer_member(&w, "end_of_text", tokenizer_end_of_text(job->tokenizer));
     enum status train_status = write_output_entry(&job->outputs[TRAIN], &w);
     enum status val_status = write_output_entry(&job->outputs[VAL], &w);
     json_end_object(&w);

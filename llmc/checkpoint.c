@@ -57,10 +57,6 @@ static int64_t *counter_of(struct run_state *state, int i) {
     return (int64_t *)((char *)state + counters[i].offset);
 }
 
-static void integer_member(struct json_writer *w, const char *key, int64_t value) {
-    json_key(w, key);
-    json_integer(w, value);
-}
 static void numbers_member(struct json_writer *w, const char *key, const double *values, int count) {
     json_key(w, key);
     json_begin_array(w);
@@ -73,12 +69,12 @@ static void numbers_member(struct json_writer *w, const char *key, const double 
 static void write_model(struct json_writer *w, const struct model_config *c) {
     json_key(w, "model");
     json_begin_object(w);
-    integer_member(w, "layers", c->layers);
-    integer_member(w, "channels", c->channels);
-    integer_member(w, "heads", c->heads);
-    integer_member(w, "kv_heads", c->kv_heads);
-    integer_member(w, "seq_len", c->seq_len);
-    integer_member(w, "vocab_size", c->vocab_size);
+    json_integer_member(w, "layers", c->layers);
+    json_integer_member(w, "channels", c->channels);
+    json_integer_member(w, "heads", c->heads);
+    json_integer_member(w, "kv_heads", c->kv_heads);
+    json_integer_member(w, "seq_len", c->seq_len);
+    json_integer_member(w, "vocab_size", c->vocab_size);
     json_end_object(w);
 }
 
@@ -90,15 +86,13 @@ static enum status state_text(const struct optimizer *optimizer, const struct ru
     CHECK(json_parse(&options, options_json, strlen(options_json), "the options to save"));
     json_writer_init(&w, true);
     json_begin_object(&w);
-    integer_member(&w, "version", STATE_VERSION);
-    integer_member(&w, "ranks", optimizer->comm->ranks);
+    json_integer_member(&w, "version", STATE_VERSION);
+    json_integer_member(&w, "ranks", optimizer->comm->ranks);
     for (int i = 0; i < COUNTERS; i++) {
-        integer_member(&w, counters[i].name, *counter_of(&copy, i));
+        json_integer_member(&w, counters[i].name, *counter_of(&copy, i));
     }
-    json_key(&w, "best_val_loss");
-    json_number(&w, state->best_val_loss);
-    json_key(&w, "last_val_loss");
-    json_number(&w, state->last_val_loss);
+    json_number_member(&w, "best_val_loss", state->best_val_loss);
+    json_number_member(&w, "last_val_loss", state->last_val_loss);
     numbers_member(&w, "recent_loss", state->spikes.loss, state->spikes.count);
     numbers_member(&w, "recent_norm", state->spikes.norm, state->spikes.count);
     write_model(&w, model_get_config(optimizer->model));

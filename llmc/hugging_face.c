@@ -417,19 +417,6 @@ static const char ACTIVATION[] = "gelu_new"; /* the tanh form, which has a secon
 static const char ACTIVATION_TOO[] = "gelu_pytorch_tanh";
 static const double NORM_EPSILON = 1e-5; /* backend.h */
 
-static void integer_member(struct json_writer *w, const char *key, int64_t value) {
-    json_key(w, key);
-    json_integer(w, value);
-}
-static void number_member(struct json_writer *w, const char *key, double value) {
-    json_key(w, key);
-    json_number(w, value);
-}
-static void string_member(struct json_writer *w, const char *key, const char *value) {
-    json_key(w, key);
-    json_string(w, value);
-}
-
 enum status hugging_face_config_text(
     const struct model_config *c, const struct tokenizer *tokenizer, char **text, size_t *bytes) {
     int end_of_text = tokenizer != NULL ? tokenizer_end_of_text(tokenizer) : c->vocab_size - 1;
@@ -440,27 +427,26 @@ enum status hugging_face_config_text(
     json_begin_array(&w);
     json_string(&w, "GPT2LMHeadModel");
     json_end_array(&w);
-    string_member(&w, "model_type", "gpt2");
-    integer_member(&w, "n_layer", c->layers);
-    integer_member(&w, "n_embd", c->channels);
-    integer_member(&w, "n_head", c->heads);
+    json_string_member(&w, "model_type", "gpt2");
+    json_integer_member(&w, "n_layer", c->layers);
+    json_integer_member(&w, "n_embd", c->channels);
+    json_integer_member(&w, "n_head", c->heads);
     if (c->kv_heads != c->heads) {
-        integer_member(&w, "n_kv_head", c->kv_heads);
+        json_integer_member(&w, "n_kv_head", c->kv_heads);
     }
-    integer_member(&w, "n_positions", c->seq_len);
-    integer_member(&w, "n_ctx", c->seq_len);
-    integer_member(&w, "vocab_size", c->vocab_size);
-    string_member(&w, "activation_function", ACTIVATION);
-    number_member(&w, "layer_norm_epsilon", NORM_EPSILON);
-    number_member(&w, "initializer_range", 0.02);
-    number_member(&w, "embd_pdrop", 0);
-    number_member(&w, "attn_pdrop", 0);
-    number_member(&w, "resid_pdrop", 0);
-    json_key(&w, "tie_word_embeddings");
-    json_bool(&w, true);
-    integer_member(&w, "bos_token_id", end_of_text);
-    integer_member(&w, "eos_token_id", end_of_text);
-    string_member(&w, "torch_dtype", "float32");
+    json_integer_member(&w, "n_positions", c->seq_len);
+    json_integer_member(&w, "n_ctx", c->seq_len);
+    json_integer_member(&w, "vocab_size", c->vocab_size);
+    json_string_member(&w, "activation_function", ACTIVATION);
+    json_number_member(&w, "layer_norm_epsilon", NORM_EPSILON);
+    json_number_member(&w, "initializer_range", 0.02);
+    json_number_member(&w, "embd_pdrop", 0);
+    json_number_member(&w, "attn_pdrop", 0);
+    json_number_member(&w, "resid_pdrop", 0);
+    json_bool_member(&w, "tie_word_embeddings", true);
+    json_integer_member(&w, "bos_token_id", end_of_text);
+    json_integer_member(&w, "eos_token_id", end_of_text);
+    json_string_member(&w, "torch_dtype", "float32");
     json_end_object(&w);
     return json_writer_finish(&w, text, bytes);
 }

@@ -645,6 +645,26 @@ void json_value(struct json_writer *w, const struct json *value) {
     }
 }
 
+void json_string_member(struct json_writer *w, const char *key, const char *text) {
+    json_key(w, key);
+    json_string(w, text);
+}
+
+void json_integer_member(struct json_writer *w, const char *key, int64_t value) {
+    json_key(w, key);
+    json_integer(w, value);
+}
+
+void json_number_member(struct json_writer *w, const char *key, double value) {
+    json_key(w, key);
+    json_number(w, value);
+}
+
+void json_bool_member(struct json_writer *w, const char *key, bool value) {
+    json_key(w, key);
+    json_bool(w, value);
+}
+
 enum status json_writer_finish(struct json_writer *w, char **text, size_t *bytes) {
     if (w->pretty) {
         append_text(w, "\n");

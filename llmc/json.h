@@ -57,6 +57,11 @@ void json_number(
 void json_bool(struct json_writer *w, bool value);
 void json_null(struct json_writer *w);
 void json_value(struct json_writer *w, const struct json *value); /* a parsed value with all it holds */
+/* A key and its value. */
+void json_string_member(struct json_writer *w, const char *key, const char *text);
+void json_integer_member(struct json_writer *w, const char *key, int64_t value);
+void json_number_member(struct json_writer *w, const char *key, double value);
+void json_bool_member(struct json_writer *w, const char *key, bool value);
 /* The text, zero-terminated; the caller frees it. bytes may be NULL. */
 enum status json_writer_finish(struct json_writer *w, char **text, size_t *bytes);
 

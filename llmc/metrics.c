@@ -416,22 +416,9 @@ void metrics_begin_event(struct json_writer *w, const char *type, int64_t step) 
     clock_gettime(CLOCK_REALTIME, &now);
     json_writer_init(w, false);
     json_begin_object(w);
-    json_key(w, "type");
-    json_string(w, type);
-    json_key(w, "step");
-    json_integer(w, step);
-    json_key(w, "time");
-    json_number(w, (double)now.tv_sec + (double)(now.tv_nsec / 1000000) * 1e-3);
-}
-
-static void write_number(struct json_writer *w, const char *key, double value) {
-    json_key(w, key);
-    json_number(w, value);
-}
-
-static void write_integer(struct json_writer *w, const char *key, int64_t value) {
-    json_key(w, key);
-    json_integer(w, value);
+    json_string_member(w, "type", type);
+    json_integer_member(w, "step", step);
+    json_number_member(w, "time", (double)now.tv_sec + (double)(now.tv_nsec / 1000000) * 1e-3);
 }
 
 enum status metrics_end_event(struct metrics_log *log, struct json_writer *w) {
@@ -494,28 +481,26 @@ enum status metrics_log_step(struct metrics_log *log, const struct step_metrics 
     }
     struct json_writer w;
     metrics_begin_event(&w, "step", step->step);
-    write_integer(&w, "total_steps", step->total_steps);
-    write_number(&w, "loss", step->loss);
-    write_number(&w, "norm", step->norm);
-    write_number(&w, "learning_rate", step->learning_rate);
-    write_number(&w, "ms", step->milliseconds);
-    write_number(&w, "data_wait_ms", step->data_wait_milliseconds);
-    write_number(&w, "tokens_per_second", step->tokens_per_second);
-    write_number(&w, "tflops", step->tflops);
-    write_number(&w, "tflops_causal", step->tflops_causal);
+    json_integer_member(&w, "total_steps", step->total_steps);
+    json_number_member(&w, "loss", step->loss);
+    json_number_member(&w, "norm", step->norm);
+    json_number_member(&w, "learning_rate", step->learning_rate);
+    json_number_member(&w, "ms", step->milliseconds);
+    json_number_member(&w, "data_wait_ms", step->data_wait_milliseconds);
+    json_number_member(&w, "tokens_per_second", step->tokens_per_second);
+    json_number_member(&w, "tflops", step->tflops);
+    json_number_member(&w, "tflops_causal", step->tflops_causal);
     bool known = step->mfu >= 0;
-    write_number(&w, "mfu", known ? step->mfu : NAN); /* NaN: null */
-    write_number(&w, "mfu_causal", known ? step->mfu * step->tflops_causal / step->tflops : NAN);
-    write_integer(&w, "memory_bytes", (int64_t)step->memory_bytes);
-    write_integer(&w, "memory_total_bytes", (int64_t)step->memory_total_bytes);
-    write_number(&w, "eta_seconds", step->eta_seconds);
-    write_integer(&w, "tokens_seen", step->tokens_seen);
-    write_integer(&w, "epoch", step->epoch);
-    json_key(&w, "skipped");
-    json_bool(&w, step->skipped);
+    json_number_member(&w, "mfu", known ? step->mfu : NAN); /* NaN: null */
+    json_number_member(&w, "mfu_causal", known ? step->mfu * step->tflops_causal / step->tflops : NAN);
+    json_integer_member(&w, "memory_bytes", (int64_t)step->memory_bytes);
+    json_integer_member(&w, "memory_total_bytes", (int64_t)step->memory_total_bytes);
+    json_number_member(&w, "eta_seconds", step->eta_seconds);
+    json_integer_member(&w, "tokens_seen", step->tokens_seen);
+    json_integer_member(&w, "epoch", step->epoch);
+    json_bool_member(&w, "skipped", step->skipped);
     if (step->skipped && step->skip_reason != NULL) {
-        json_key(&w, "skip_reason");
-        json_string(&w, step->skip_reason);
+        json_string_member(&w, "skip_reason", step->skip_reason);
     }
     return metrics_end_event(log, &w);
 }
@@ -548,9 +533,9 @@ enum status metrics_log_eval(
     print_evaluation(log, step, text);
     struct json_writer w;
     metrics_begin_event(&w, "eval", step);
-    write_number(&w, "loss", loss);
-    write_integer(&w, "tokens", tokens);
-    write_number(&w, "seconds", seconds);
+    json_number_member(&w, "loss", loss);
+    json_integer_member(&w, "tokens", tokens);
+    json_number_member(&w, "seconds", seconds);
     return metrics_end_event(log, &w);
 }
 
@@ -561,10 +546,10 @@ enum status metrics_log_choices(struct metrics_log *log, int64_t step, int64_t q
     print_evaluation(log, step, text);
     struct json_writer w;
     metrics_begin_event(&w, "multiple_choice", step);
-    write_integer(&w, "questions", questions);
-    write_integer(&w, "correct", correct);
-    write_integer(&w, "correct_normalised", correct_normalised);
-    write_number(&w, "seconds", seconds);
+    json_integer_member(&w, "questions", questions);
+    json_integer_member(&w, "correct", correct);
+    json_integer_member(&w, "correct_normalised", correct_normalised);
+    json_number_member(&w, "seconds", seconds);
     return metrics_end_event(log, &w);
 }
 
@@ -586,10 +571,9 @@ enum status metrics_log_checkpoint(
     print_line(log, line);
     struct json_writer w;
     metrics_begin_event(&w, "checkpoint", step);
-    json_key(&w, "path");
-    json_string(&w, path);
-    write_number(&w, "seconds", seconds);
-    write_integer(&w, "bytes", (int64_t)bytes);
+    json_string_member(&w, "path", path);
+    json_number_member(&w, "seconds", seconds);
+    json_integer_member(&w, "bytes", (int64_t)bytes);
     return metrics_end_event(log, &w);
 }
 
@@ -597,7 +581,6 @@ enum status metrics_log_note(struct metrics_log *log, int64_t step, const char *
     print_line(log, text);
     struct json_writer w;
     metrics_begin_event(&w, "note", step);
-    json_key(&w, "text");
-    json_string(&w, text);
+    json_string_member(&w, "text", text);
     return metrics_end_event(log, &w);
 }

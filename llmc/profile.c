@@ -493,31 +493,22 @@ void profile_print(const struct profile *p, FILE *out) {
 static void write_row(
     const struct profile *p, struct json_writer *w, const char *name, const struct row *row) {
     json_begin_object(w);
-    json_key(w, "name");
-    json_string(w, name);
-    json_key(w, "calls");
-    json_integer(w, row->calls / p->steps);
-    json_key(w, "ms");
-    json_number(w, row->milliseconds / p->steps);
-    json_key(w, "share");
-    json_number(w, row->milliseconds / p->step_milliseconds);
-    json_key(w, "tflops");
-    json_number(w, row->flops / row->milliseconds / 1e9);
-    json_key(w, "gbs");
-    json_number(w, row->bytes / row->milliseconds / 1e6);
+    json_string_member(w, "name", name);
+    json_integer_member(w, "calls", row->calls / p->steps);
+    json_number_member(w, "ms", row->milliseconds / p->steps);
+    json_number_member(w, "share", row->milliseconds / p->step_milliseconds);
+    json_number_member(w, "tflops", row->flops / row->milliseconds / 1e9);
+    json_number_member(w, "gbs", row->bytes / row->milliseconds / 1e6);
     json_end_object(w);
 }
 
 void profile_write_json(const struct profile *p, struct json_writer *w) {
-    json_key(w, "steps");
-    json_integer(w, p->steps);
+    json_integer_member(w, "steps", p->steps);
     if (p->steps == 0) {
         return;
     }
-    json_key(w, "step_ms");
-    json_number(w, p->step_milliseconds / p->steps);
-    json_key(w, "copy_gbs");
-    json_number(w, p->copy_gbs);
+    json_number_member(w, "step_ms", p->step_milliseconds / p->steps);
+    json_number_member(w, "copy_gbs", p->copy_gbs);
     json_key(w, "rows");
     json_begin_array(w);
     for (int i = 0; i < REPORT_ROWS; i++) {

@@ -378,16 +378,14 @@ static void write_header_json(struct json_writer *json, const struct safetensors
         json_key(json, METADATA_KEY);
         json_begin_object(json);
         for (size_t i = 0; i < metadata_count; i++) {
-            json_key(json, metadata_keys[i]);
-            json_string(json, metadata_values[i]);
+            json_string_member(json, metadata_keys[i], metadata_values[i]);
         }
         json_end_object(json);
     }
     for (size_t i = 0; i < count; i++) {
         json_key(json, entries[i].name);
         json_begin_object(json);
-        json_key(json, "dtype");
-        json_string(json, dtype_name(entries[i].dtype));
+        json_string_member(json, "dtype", dtype_name(entries[i].dtype));
         json_key(json, "shape");
         json_begin_array(json);
         for (int d = 0; d < entries[i].dimensions; d++) {

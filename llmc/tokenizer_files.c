@@ -451,8 +451,7 @@ static const char *token_symbols(struct symbols *s, const struct tokenizer *t, i
 static void write_vocab(struct json_writer *w, struct symbols *s, const struct tokenizer *t) {
     json_begin_object(w);
     for (int32_t token = 0; token < t->vocab_size; token++) {
-        json_key(w, token_symbols(s, t, token));
-        json_integer(w, token);
+        json_integer_member(w, token_symbols(s, t, token), token);
     }
     json_end_object(w);
 }
@@ -461,16 +460,12 @@ static void write_end_of_text(struct json_writer *w, const struct tokenizer *t) 
     const char *const off[] = {"single_word", "lstrip", "rstrip", "normalized"};
     json_begin_array(w);
     json_begin_object(w);
-    json_key(w, "id");
-    json_integer(w, t->end_of_text);
-    json_key(w, "content");
-    json_string(w, end_of_text_name);
+    json_integer_member(w, "id", t->end_of_text);
+    json_string_member(w, "content", end_of_text_name);
     for (size_t i = 0; i < sizeof off / sizeof *off; i++) {
-        json_key(w, off[i]);
-        json_bool(w, false);
+        json_bool_member(w, off[i], false);
     }
-    json_key(w, "special");
-    json_bool(w, true);
+    json_bool_member(w, "special", true);
     json_end_object(w);
     json_end_array(w);
 }
@@ -479,21 +474,16 @@ static void write_end_of_text(struct json_writer *w, const struct tokenizer *t) 
 static void write_byte_level(struct json_writer *w, const char *key) {
     json_key(w, key);
     json_begin_object(w);
-    json_key(w, "type");
-    json_string(w, "ByteLevel");
-    json_key(w, "add_prefix_space");
-    json_bool(w, false);
-    json_key(w, "trim_offsets");
-    json_bool(w, true);
-    json_key(w, "use_regex");
-    json_bool(w, true);
+    json_string_member(w, "type", "ByteLevel");
+    json_bool_member(w, "add_prefix_space", false);
+    json_bool_member(w, "trim_offsets", true);
+    json_bool_member(w, "use_regex", true);
     json_end_object(w);
 }
 
 static void write_tokenizer_json(struct json_writer *w, struct symbols *s, const struct tokenizer *t) {
     json_begin_object(w);
-    json_key(w, "version");
-    json_string(w, "1.0");
+    json_string_member(w, "version", "1.0");
     json_key(w, "added_tokens");
     write_end_of_text(w, t);
     json_key(w, "normalizer");
@@ -502,8 +492,7 @@ static void write_tokenizer_json(struct json_writer *w, struct symbols *s, const
     write_byte_level(w, "decoder");
     json_key(w, "model");
     json_begin_object(w);
-    json_key(w, "type");
-    json_string(w, "BPE");
+    json_string_member(w, "type", "BPE");
     json_key(w, "vocab");
     write_vocab(w, s, t);
     json_key(w, "merges");

@@ -445,8 +445,7 @@ static void test_the_log_has_an_object_a_line_with_everything(void) {
     log_a_run(log);
     struct json_writer own;
     metrics_begin_event(&own, "profile", 6);
-    json_key(&own, "steps");
-    json_integer(&own, 4);
+    json_integer_member(&own, "steps", 4);
     EXPECT(metrics_end_event(log, &own) == STATUS_OK);
     struct json *events[16];
     int count = read_events(events, 16); /* before it is closed: nothing waits in a buffer */
