@@ -3,7 +3,6 @@
    are. */
 #include "checksum.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -123,19 +122,9 @@ enum status xxh64_file(const char *path, uint64_t *digest) {
     uint64_t bytes;
     CHECK(file_open(path, &file, &bytes));
     CHECK_CLEANUP(ALLOCATE(piece, FILE_PIECE_BYTES));
-    for (;;) {
-        ssize_t got = read(file, piece, FILE_PIECE_BYTES);
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got < 0) {
-            status = fail("%s: cannot read: %s", path, strerror(errno));
-            goto cleanup;
-        }
-        if (got == 0) {
-            break;
-        }
-        xxh64_update(&state, piece, (size_t)got);
+    for (size_t got = 1; got > 0;) {
+        CHECK_CLEANUP(stream_read(file, path, piece, FILE_PIECE_BYTES, &got));
+        xxh64_update(&state, piece, got);
     }
     *digest = xxh64_digest(&state);
 cleanup:

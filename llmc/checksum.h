@@ -8,6 +8,7 @@
 extern "C" {
 #endif
 
+/* A checksum under way: init, any number of updates, digest. Pieces of any size give what the whole gives. */
 struct xxh64 {
     uint64_t lane[4];
     uint64_t total_bytes;
@@ -17,6 +18,7 @@ struct xxh64 {
 void xxh64_init(struct xxh64 *state);
 void xxh64_update(struct xxh64 *state, const void *data, size_t bytes);
 uint64_t xxh64_digest(const struct xxh64 *state);
+/* Of a regular file; errors name it and the system's reason. */
 enum status xxh64_file(const char *path, uint64_t *digest);
 
 #ifdef __cplusplus

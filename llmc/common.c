@@ -174,6 +174,27 @@ char *string_copy(const char *text) {
 
 /* ---- files ---- */
 
+enum status stream_read(int file, const char *name, void *data, size_t bytes, size_t *got) {
+    ssize_t result;
+    do {
+        result = read(file, data, bytes);
+    } while (result < 0 && errno == EINTR);
+    *got = result > 0 ? (size_t)result : 0;
+    return result >= 0 ? STATUS_OK : fail("%s: cannot read: %s", name, strerror(errno));
+}
+
+enum status stream_write(int file, const char *name, const void *data, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t put = write(file, (const char *)data + done, bytes - done);
+        if (put < 0 && errno != EINTR) {
+            return fail("%s: cannot write: %s", name, strerror(errno));
+        }
+        done += put > 0 ? (size_t)put
+                        : 0; /* a short write, as before a full disk, is tried again and then has a reason */
+    }
+    return STATUS_OK;
+}
+
 enum status stream_read_all(int file, const char *name, uint8_t **data, size_t *bytes) {
     enum status status = STATUS_OK;
     uint8_t *buffer = NULL;
@@ -185,18 +206,12 @@ enum status stream_read_all(int file, const char *name, uint8_t **data, size_t *
     capacity = fstat(file, &info) == 0 ? (size_t)info.st_size + 2 : 2;
     CHECK_CLEANUP(ALLOCATE(buffer, capacity));
     for (;;) {
-        ssize_t got = read(file, buffer + used, capacity - 1 - used);
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got < 0) {
-            status = fail("%s: cannot read: %s", name, strerror(errno));
-            goto cleanup;
-        }
+        size_t got;
+        CHECK_CLEANUP(stream_read(file, name, buffer + used, capacity - 1 - used, &got));
         if (got == 0) {
             break;
         }
-        used += (size_t)got;
+        used += got;
         if (used == capacity - 1) {
             capacity = capacity * 2 + 4096;
             uint8_t *grown = realloc(buffer, capacity);
@@ -265,22 +280,11 @@ enum status file_write_all(const char *path, const void *data, size_t bytes) {
     if (file < 0) {
         return fail("%s: cannot create: %s", path, strerror(errno));
     }
-    for (size_t done = 0; done < bytes;) {
-        ssize_t put = write(file, (const char *)data + done, bytes - done);
-        if (put < 0 && errno == EINTR) {
-            continue;
-        }
-        if (put < 0) {
-            enum status status = fail("%s: cannot write: %s", path, strerror(errno));
-            close(file);
-            return status;
-        }
-        done += (size_t)put;
+    enum status status = stream_write(file, path, data, bytes);
+    if (close(file) != 0 && status == STATUS_OK) {
+        status = fail("%s: cannot write: %s", path, strerror(errno));
     }
-    if (close(file) != 0) {
-        return fail("%s: cannot write: %s", path, strerror(errno));
-    }
-    return STATUS_OK;
+    return status;
 }
 
 enum status file_sync(const char *path) {

@@ -73,10 +73,8 @@ enum status allocate(void **out, size_t count, size_t size);
 #define ALLOCATE(pointer, count) allocate((void **)&(pointer), (size_t)(count), sizeof *(pointer))
 char *string_copy(const char *text); /* malloc'ed; NULL with the message set when memory is out */
 
-/* Files. Errors name the path and the system's reason. What is read has a 0 at data[bytes]; the caller frees it. */
+/* Files. Errors name the path and the system's reason. What is read whole has a 0 at data[bytes]; the caller frees it. */
 enum status file_read_all(const char *path, uint8_t **data, size_t *bytes); /* a pipe or a device, too */
-enum status stream_read_all(
-    int file, const char *name, uint8_t **data, size_t *bytes); /* what is left of it */
 /* A regular file, to read. Others are refused: a pipe that nobody writes would block, a device may have no end. */
 enum status file_open(const char *path, int *file, uint64_t *bytes);
 /* All of a regular file that somebody else may have made, of at most FILE_TEXT_BYTES: as JSON it takes up to 70 times as
@@ -85,6 +83,11 @@ enum { FILE_TEXT_BYTES = 16 << 20 };
 enum status file_read_text(const char *path, uint8_t **data, size_t *bytes);
 enum status file_write_all(const char *path, const void *data, size_t bytes);
 enum status file_sync(const char *path); /* fsync of a file or folder */
+/* Of an open file, with its name for messages: one read of at most `bytes` (*got 0: the end), all of `bytes` written, and all
+   that is left of it. */
+enum status stream_read(int file, const char *name, void *data, size_t bytes, size_t *got);
+enum status stream_write(int file, const char *name, const void *data, size_t bytes);
+enum status stream_read_all(int file, const char *name, uint8_t **data, size_t *bytes);
 bool path_exists(const char *path);
 bool path_is_directory(const char *path);
 enum status make_directories(const char *path); /* like mkdir -p */

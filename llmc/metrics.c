@@ -292,7 +292,7 @@ static size_t printable_bytes(const unsigned char *text, size_t bytes) {
     return valid && code >= 0xa0 ? length : 0;
 }
 
-/* The text in lines with a margin; what can't be printed becomes a question mark, a tab a space. */
+/* The text in lines with a margin; what cannot be printed becomes a question mark, a tab a space. */
 static enum status print_sample(struct metrics_log *log, int64_t step, const char *text, size_t bytes) {
     static const char margin[] = "    | ";
     char title[64], *line;
@@ -359,12 +359,12 @@ static enum status cut_log(const struct metrics_log *log, int64_t resume_step) {
     }
     char *text = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, log->file, 0);
     if (text == MAP_FAILED) {
-        return fail("%s: can't be read: %s", log->path, strerror(errno));
+        return fail("%s: cannot read: %s", log->path, strerror(errno));
     }
     size_t keep = bytes_to_keep(text, bytes, resume_step);
     munmap(text, bytes);
     if (keep < bytes && ftruncate(log->file, (off_t)keep) != 0) {
-        return fail("%s: can't be cut at step %lld: %s", log->path, (long long)resume_step, strerror(errno));
+        return fail("%s: cannot be cut at step %lld: %s", log->path, (long long)resume_step, strerror(errno));
     }
     return STATUS_OK;
 }
@@ -394,17 +394,12 @@ static enum status append_line(const struct metrics_log *log, const char *text, 
     CHECK(ALLOCATE(line, bytes + 1));
     memcpy(line, text, bytes);
     line[bytes++] = '\n';
-    enum status status = STATUS_OK;
     off_t start = lseek(log->file, 0, SEEK_END);
-    for (size_t done = 0; done < bytes && status == STATUS_OK;) {
-        ssize_t written = write(log->file, line + done, bytes - done);
-        if (written >= 0) {
-            done += (size_t)written;
-        } else if (errno != EINTR) {
-            status = fail("%s: can't be written: %s; make room and resume", log->path, strerror(errno));
-            if (ftruncate(log->file, start) != 0) {
-                status = fail("%s, and its last line is torn: %s", error_message(), strerror(errno));
-            }
+    enum status status = stream_write(log->file, log->path, line, bytes);
+    if (status != STATUS_OK) {
+        fail("%s; make room and resume", error_message());
+        if (ftruncate(log->file, start) != 0) {
+            fail("%s, and its last line is torn: %s", error_message(), strerror(errno));
         }
     }
     free(line);
@@ -448,7 +443,7 @@ enum status metrics_log_open(
         log->path = string_copy(path);
         log->file = log->path == NULL ? -1 : open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
         status = log->path == NULL ? STATUS_OUT_OF_MEMORY
-                 : log->file < 0   ? fail("%s: can't be opened for writing: %s", path, strerror(errno))
+                 : log->file < 0   ? fail("%s: cannot open for writing: %s", path, strerror(errno))
                                    : lock_log(log);
         status = status == STATUS_OK ? cut_log(log, resume_step) : status;
     }

@@ -1,4 +1,4 @@
-/* The plan adds up what model.c and optimizer.c allocate: both read the same buffer table and layout, so the plan can't
+/* The plan adds up what model.c and optimizer.c allocate: both read the same buffer table and layout, so the plan cannot
    drift from the truth. */
 #include "plan.h"
 

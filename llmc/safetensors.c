@@ -340,16 +340,7 @@ static enum status keep_failure(struct safetensors_writer *w, enum status status
 }
 
 static enum status write_bytes(struct safetensors_writer *w, const void *data, size_t bytes) {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t put = write(w->file, (const char *)data + done, bytes - done);
-        if (put < 0 && errno == EINTR) {
-            continue;
-        }
-        if (put < 0) {
-            return fail("%s: cannot write: %s", w->path, strerror(errno));
-        }
-        done += (size_t)put; /* a short write, as before a full disk, is tried again and then has a reason */
-    }
+    CHECK(stream_write(w->file, w->path, data, bytes));
     xxh64_update(&w->checksum, data, bytes);
     return STATUS_OK;
 }

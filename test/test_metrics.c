@@ -576,7 +576,7 @@ static void test_a_full_disk_is_an_error_that_names_the_file(void) {
     struct step_metrics m = step_at(1);
     EXPECT(metrics_log_step(log, &m) == STATUS_ERROR);
     EXPECT_CONTAINS(
-        error_message(), "/dev/full: can't be written: No space left on device; make room and resume");
+        error_message(), "/dev/full: cannot write: No space left on device; make room and resume");
     metrics_log_close(log);
 }
 
@@ -596,7 +596,7 @@ static void test_a_disk_that_fills_within_a_line_leaves_whole_lines(void) {
     setrlimit(RLIMIT_FSIZE, &old);
     signal(SIGXFSZ, handler);
     EXPECT(status == STATUS_ERROR);
-    EXPECT_CONTAINS(error_message(), "log.jsonl: can't be written: File too large");
+    EXPECT_CONTAINS(error_message(), "log.jsonl: cannot write: File too large");
     EXPECT(metrics_log_note(log, 3, "fits again") == STATUS_OK);
     metrics_log_close(log);
     struct json *events[3] = {NULL};
@@ -610,7 +610,7 @@ static void test_a_log_that_cannot_be_opened_is_an_error_that_names_it(void) {
     struct metrics_log *log = NULL;
     EXPECT(metrics_log_open(&log, "/nowhere/log.jsonl", true, 1, -1) == STATUS_ERROR && log == NULL);
     EXPECT_STRING(
-        error_message(), "/nowhere/log.jsonl: can't be opened for writing: No such file or directory");
+        error_message(), "/nowhere/log.jsonl: cannot open for writing: No such file or directory");
     EXPECT(metrics_log_open(&log, folder, true, 1, -1) == STATUS_ERROR && log == NULL);
     EXPECT_CONTAINS(error_message(), folder);
     metrics_log_close(NULL);
