@@ -86,16 +86,67 @@ static void print_line(FILE *out, const char *name, uint64_t bytes, const char *
 static const char *const group_names[BUFFER_GROUPS] = {
     "parameters", "gradients", "optimizer", "activations", "workspace"};
 
+/* The buffers of a group that are large enough to matter, and what is beside them. */
+static void print_group(
+    FILE *out, enum buffer_group g, const struct plan *plan, const struct plan_options *options) {
+    print_line(out, group_names[g], plan->group_bytes[g], "");
+    for (int id = 0; id < BUFFER_KINDS; id++) {
+        if (plan->buffer_bytes[id] < (1u << 20) || buffer_group((enum buffer_id)id) != g) {
+            continue;
+        }
+        char name[64], bytes[32], remark[128];
+        int copies = buffer_copies((enum buffer_id)id, &options->model);
+        format_bytes(bytes, sizeof bytes, plan->buffer_bytes[id] / (uint64_t)copies);
+        snprintf(remark, sizeof remark, "  = %d x %s", copies, bytes);
+        snprintf(name, sizeof name, "  %s", buffer_names[id]);
+        print_line(out, name, plan->buffer_bytes[id], copies > 1 ? remark : "");
+    }
+    if (g != BUFFER_WORKSPACE) {
+        return;
+    }
+    print_line(out, "  checkpoint staging", plan->staging_bytes, "");
+    if (plan->decoder_bytes > 0) {
+        print_line(out, "  sampling", plan->decoder_bytes, "");
+    }
+    if (plan->wire_bytes > 0) {
+        print_line(out, "  gradients between ranks", plan->wire_bytes, dtype_name(options->reduce_dtype));
+    }
+    if (plan->device_workspace_bytes > 0) {
+        print_line(out, "  device and libraries", plan->device_workspace_bytes, "");
+    }
+}
+
+/* What the same run would take at each level of recomputation. */
+static void print_levels(FILE *out, const struct plan_options *options) {
+    fprintf(out, "  by recompute level (activations and workspace; each more sequence):\n");
+    for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
+        char name[64], bytes[32], remark[128], most[64] = "";
+        struct plan_options other = *options;
+        other.model.recompute = (enum recompute)level;
+        struct plan plan;
+        if (plan_make(&plan, &other) != STATUS_OK) {
+            continue;
+        }
+        if (options->device_bytes > 0) {
+            snprintf(most, sizeof most, ", largest micro-batch %d", plan.largest_micro_batch);
+        }
+        format_bytes(bytes, sizeof bytes, plan.sequence_bytes);
+        snprintf(remark, sizeof remark, "+ %s a sequence%s", bytes, most);
+        snprintf(name, sizeof name, "  --recompute %s", recompute_names[level]);
+        print_line(
+            out, name, plan.group_bytes[BUFFER_ACTIVATIONS] + plan.group_bytes[BUFFER_WORKSPACE], remark);
+    }
+}
+
 void plan_print(FILE *out, const struct plan *plan, const struct plan_options *options) {
     const struct model_options *model = &options->model;
     const struct backend_profile *device = &options->device;
-    const struct model_config *c = &model->config;
-    char count[32], bytes[32], remark[128];
-    int seq_len = model->seq_len > 0 ? model->seq_len : c->seq_len;
-    format_count(count, sizeof count, (double)plan->parameters);
+    char text[32], remark[128];
+    int seq_len = model->seq_len > 0 ? model->seq_len : model->config.seq_len;
+    format_count(text, sizeof text, (double)plan->parameters);
     fprintf(out,
         "memory plan for one of %d rank%s: %s parameters, micro-batch %d x %d tokens, recompute %s\n",
-        model->ranks, model->ranks == 1 ? "" : "s", count, model->micro_batch, seq_len,
+        model->ranks, model->ranks == 1 ? "" : "s", text, model->micro_batch, seq_len,
         recompute_names[model->recompute]);
     print_line(out, "parameters", plan->parameter_bytes, dtype_name(device->parameter_dtype));
     snprintf(remark, sizeof remark, "%s%s", dtype_name(model->gradient_dtype),
@@ -106,57 +157,13 @@ void plan_print(FILE *out, const struct plan *plan, const struct plan_options *o
     if (plan->master_bytes > 0) {
         print_line(out, "optimizer master weights", plan->master_bytes, dtype_name(device->master_dtype));
     }
-    for (int g = BUFFER_ACTIVATIONS; g <= BUFFER_WORKSPACE; g++) {
-        print_line(out, group_names[g], plan->group_bytes[g], "");
-        for (int id = 0; id < BUFFER_KINDS; id++) {
-            if (plan->buffer_bytes[id] < (1u << 20) ||
-                buffer_group((enum buffer_id)id) != (enum buffer_group)g) {
-                continue; /* what is too small to matter */
-            }
-            int copies = buffer_copies((enum buffer_id)id, model);
-            format_bytes(bytes, sizeof bytes, plan->buffer_bytes[id] / (uint64_t)copies);
-            snprintf(remark, sizeof remark, "  = %d x %s", copies, bytes);
-            char name[64];
-            snprintf(name, sizeof name, "  %s", buffer_names[id]);
-            print_line(out, name, plan->buffer_bytes[id], copies > 1 ? remark : "");
-        }
-        if (g == BUFFER_WORKSPACE) {
-            print_line(out, "  checkpoint staging", plan->staging_bytes, "");
-        }
-        if (g == BUFFER_WORKSPACE && plan->decoder_bytes > 0) {
-            print_line(out, "  sampling", plan->decoder_bytes, "");
-        }
-        if (g == BUFFER_WORKSPACE && plan->wire_bytes > 0) {
-            print_line(out, "  gradients between ranks", plan->wire_bytes, dtype_name(options->reduce_dtype));
-        }
-        if (g == BUFFER_WORKSPACE && plan->device_workspace_bytes > 0) {
-            print_line(out, "  device and libraries", plan->device_workspace_bytes, "");
-        }
-    }
+    print_group(out, BUFFER_ACTIVATIONS, plan, options);
+    print_group(out, BUFFER_WORKSPACE, plan, options);
     print_line(out, "total", plan->total_bytes, "");
-    fprintf(out, "  by recompute level (activations and workspace; each more sequence):\n");
-    for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
-        struct plan_options other = *options;
-        other.model.recompute = (enum recompute)level;
-        struct plan at_level;
-        if (plan_make(&at_level, &other) != STATUS_OK) {
-            continue;
-        }
-        format_bytes(bytes, sizeof bytes, at_level.sequence_bytes);
-        snprintf(remark, sizeof remark, "+ %s a sequence", bytes);
-        if (options->device_bytes > 0) {
-            size_t used = strlen(remark);
-            snprintf(remark + used, sizeof remark - used, ", largest micro-batch %d",
-                at_level.largest_micro_batch);
-        }
-        char name[64];
-        snprintf(name, sizeof name, "  --recompute %s", recompute_names[level]);
-        print_line(out, name,
-            at_level.group_bytes[BUFFER_ACTIVATIONS] + at_level.group_bytes[BUFFER_WORKSPACE], remark);
-    }
+    print_levels(out, options);
     if (options->device_bytes > 0) {
-        format_bytes(bytes, sizeof bytes, options->device_bytes);
-        fprintf(out, "  the device has %s: %s\n", bytes,
+        format_bytes(text, sizeof text, options->device_bytes);
+        fprintf(out, "  the device has %s: %s\n", text,
             plan->total_bytes <= options->device_bytes ? "the plan fits"
             : plan->largest_micro_batch > 0            ? "too little, lower --micro-batch or recompute more"
                                                        : "too little for any micro-batch");

@@ -609,8 +609,7 @@ static void test_a_disk_that_fills_within_a_line_leaves_whole_lines(void) {
 static void test_a_log_that_cannot_be_opened_is_an_error_that_names_it(void) {
     struct metrics_log *log = NULL;
     EXPECT(metrics_log_open(&log, "/nowhere/log.jsonl", true, 1, -1) == STATUS_ERROR && log == NULL);
-    EXPECT_STRING(
-        error_message(), "/nowhere/log.jsonl: cannot open for writing: No such file or directory");
+    EXPECT_STRING(error_message(), "/nowhere/log.jsonl: cannot open for writing: No such file or directory");
     EXPECT(metrics_log_open(&log, folder, true, 1, -1) == STATUS_ERROR && log == NULL);
     EXPECT_CONTAINS(error_message(), folder);
     metrics_log_close(NULL);
