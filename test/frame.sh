@@ -1,12 +1,39 @@
-# What tests of the programs from outside share; read by them with ".". Each test is a function that run_test runs in an empty
-# folder under "set -e": the first command that fails fails the test.
-build=$(cd "${FLASHGPT_BUILD:-build}" && pwd)
+# What tests of the programs from outside share; read by them with ".". A test is a function that run_test runs in an empty
+# folder under "set -e", so that the first command that fails fails the test; or a condition for check to look at, after
+# commands that may end as they like. "finish" is the last line.
+build=$(cd "${FLASHGPT_BUILD:-build}" 2>/dev/null && pwd)
 prepare=$build/prepare
-train_gpt=$build/train_gpt
+train_gpt=$(realpath "${FLASHGPT_TRAINER:-$build/train_gpt}")
 folder=$(mktemp -d)
 trap 'chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
 passed=0
 failed=0
+
+ok() { # ok NAME [REMARK]
+    passed=$((passed + 1))
+    echo "  ok $1${2:+: $2}"
+}
+
+bad() { # bad NAME WHY
+    failed=$((failed + 1))
+    echo "  FAILED $1: $2"
+}
+
+# check NAME CONDITION...: the command's first line is a remark if it holds, all of them say why if not
+check() {
+    name=$1
+    shift
+    if "$@" >"$folder/why" 2>&1; then
+        ok "$name" "$(head -n 1 "$folder/why")"
+    else
+        bad "$name" "$(cat "$folder/why")"
+    fi
+}
+
+finish() {
+    echo "$passed passed, $failed failed"
+    [ "$failed" -eq 0 ]
+}
 
 run_test() {
     mkdir "$folder/$1"
@@ -43,4 +70,9 @@ tokens() {
     for shard in "$@"; do
         tail -c +1025 "$shard" | od -An -v -t u2 -w2 | tr -d ' '
     done
+}
+
+# steps RUN_FOLDER KEY: lines of a step's number and its KEY (a number), as the run's log has them
+steps() {
+    sed -n "s/.*\"type\":\"step\",\"step\":\([0-9]*\),.*\"$2\":\([^,}]*\).*/\1 \2/p" "$1/log.jsonl"
 }

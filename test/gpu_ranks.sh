@@ -1,51 +1,36 @@
 #!/bin/sh
 # Ranks on several GPUs: the same losses as one GPU, in every ZeRO stage and however the ranks were started; the memory
 # that the plan says; and an end within seconds, with the cause told, when a rank dies or hangs. Needs two GPUs.
-train=${FLASHGPT_TRAINER:-./train_gpt}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0
-failed=0
+. test/frame.sh
 if [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')" -lt 2 ]; then
     echo "  skipped gpu_ranks: needs two GPUs"
     echo "0 passed, 0 failed, 1 skipped"
     exit 0
 fi
-check() { # check NAME CONDITION...
-    name=$1
-    shift
-    if "$@" >"$work/why" 2>&1; then
-        passed=$((passed + 1))
-        echo "  ok $name$(sed 's/^/: /' "$work/why" | head -n 1)"
-    else
-        failed=$((failed + 1))
-        echo "  FAILED $name: $(cat "$work/why")"
-    fi
-}
 values() { # the numbers "$2" of run $1's steps
-    sed -n "s/.*\"type\":\"step\",\"step\":\([0-9]*\),.*\"$2\":\([^,}]*\).*/\1 \2/p" "$work/$1/log.jsonl"
+    steps "$folder/$1" "$2"
 }
 near_losses() { # near_losses RUN RUN STEPS TOLERANCE
-    values "$1" loss >"$work/left"
-    values "$2" loss >"$work/right"
-    paste "$work/left" "$work/right" | awk -v steps="$3" -v tolerance="$4" '
+    values "$1" loss >"$folder/left"
+    values "$2" loss >"$folder/right"
+    paste "$folder/left" "$folder/right" | awk -v steps="$3" -v tolerance="$4" '
         { d = $2 > $4 ? $2 - $4 : $4 - $2; if (d > worst) worst = d; bad += $1 != NR || $3 != NR }
         END { printf "differ by %g at most\n", worst; exit NR != steps || bad > 0 || worst > tolerance }'
 }
 same_weights() { # after step 50
-    cmp "$work/$1/checkpoints/step-00000050/model.safetensors" "$work/$2/checkpoints/step-00000050/model.safetensors"
+    cmp "$folder/$1/checkpoints/step-00000050/model.safetensors" "$folder/$2/checkpoints/step-00000050/model.safetensors"
 }
 run() { # run NAME OPTIONS...
     name=$1
     shift
-    timeout 120 $train --run-dir "$work/$name" --quiet --device cuda "$@" 2>"$work/err" ||
-        echo "run $name ended with code $?: $(cat "$work/err")"
+    timeout 120 "$train_gpt" --run-dir "$folder/$name" --quiet --device cuda "$@" 2>"$folder/err" ||
+        echo "run $name ended with code $?: $(cat "$folder/err")"
 }
 
 # ---- losses ----
 
 # words of random letters, the first ones frequent: enough to learn in 50 steps
-python3 - "$work" <<'PYTHON' 2>/dev/null || cp "$0" "$work/text"
+python3 - "$folder" <<'PYTHON' 2>/dev/null || cp "$0" "$folder/text"
 import random, sys
 random.seed(7)
 words = ["".join(random.choice("abcdefgh") for _ in range(random.randint(2, 8))) for _ in range(500)]
@@ -53,8 +38,8 @@ with open(sys.argv[1] + "/text", "w") as out:
     for _ in range(400000):
         out.write(words[min(int(random.expovariate(0.02)), 499)] + " ")
 PYTHON
-"${FLASHGPT_BUILD:-build}/prepare" --out-dir "$work/tokens" --val-fraction 0 "$work/text" >/dev/null || echo "prepare failed"
-model="--model gpt2-124m --vocab-size 257 --tokenizer bytes --train-data $work/tokens/train_*.bin
+"$prepare" --out-dir "$folder/tokens" --val-fraction 0 "$folder/text" >/dev/null || echo "prepare failed"
+model="--model gpt2-124m --vocab-size 257 --tokenizer bytes --train-data $folder/tokens/train_*.bin
     --micro-batch 16 --global-batch 32768 --steps 50 --learning-rate 1e-4 --eval-every 0"
 set -f # the pattern of the data is the trainer's
 run one $model --ranks 1 --checkpoint-every 0
@@ -73,9 +58,9 @@ run first $model --ranks 2 --deterministic --checkpoint-every 25 --keep 0
 run again $model --ranks 2 --deterministic --checkpoint-every 50
 check "the same run twice has the same losses" near_losses first again 50 0
 check "the same run twice ends with the same weights" same_weights first again
-mkdir -p "$work/resumed/checkpoints" && cp "$work/first/log.jsonl" "$work/resumed" &&
-    cp -r "$work/first/checkpoints/step-00000025" "$work/resumed/checkpoints"
-cp -r "$work/resumed" "$work/fewer"
+mkdir -p "$folder/resumed/checkpoints" && cp "$folder/first/log.jsonl" "$folder/resumed" &&
+    cp -r "$folder/first/checkpoints/step-00000025" "$folder/resumed/checkpoints"
+cp -r "$folder/resumed" "$folder/fewer"
 run resumed $model --ranks 2 --deterministic --checkpoint-every 50 --resume
 check "a resumed run ends with the same weights" same_weights first resumed
 run fewer $model --ranks 1 --checkpoint-every 0 --resume
@@ -85,17 +70,17 @@ check "two GPUs' checkpoint goes on on one" near_losses first fewer 50 2e-3
 port=$((20000 + $$ % 10000))
 rank() { # rank NUMBER RUN OPTIONS...
     RANK=$1 WORLD_SIZE=2 LOCAL_RANK=$1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port FLASHGPT_TOKEN=$$ \
-        timeout 120 $train --run-dir "$work/$2" --quiet --device cuda $model --checkpoint-every 0 2>"$work/err$1"
+        timeout 120 "$train_gpt" --run-dir "$folder/$2" --quiet --device cuda $model --checkpoint-every 0 2>"$folder/err$1"
 }
 rank 1 placed &
-rank 0 placed || cat "$work/err0"
-wait $! || cat "$work/err1"
+rank 0 placed || cat "$folder/err0"
+wait $! || cat "$folder/err1"
 check "ranks started one by one have the losses of those forked" near_losses placed zero1 50 0
 
 # ---- memory ----
 
 plan_mib() { # plan_mib OPTIONS...: the plan's total
-    $train --plan "$@" | awk '$1 == "total" { print $3 == "GiB" ? $2 * 1024 : $2 }'
+    "$train_gpt" --plan "$@" | awk '$1 == "total" { print $3 == "GiB" ? $2 * 1024 : $2 }'
 }
 as_planned() { # as_planned RUN OPTIONS...
     run_name=$1
@@ -125,7 +110,7 @@ strike() { # strike RUN SIGNAL OPTIONS...: signals rank 1 in its 15th step or la
     strike_run=$1
     strike_signal=$2
     shift 2
-    timeout 60 $train --run-dir "$work/$strike_run" $small "$@" 2>"$work/err" &
+    timeout 60 "$train_gpt" --run-dir "$folder/$strike_run" $small "$@" 2>"$folder/err" &
     supervisor=$!
     tries=0
     until [ "$(values "$strike_run" loss 2>/dev/null | wc -l)" -ge 15 ] || [ $tries -ge 300 ]; do
@@ -143,14 +128,13 @@ strike() { # strike RUN SIGNAL OPTIONS...: signals rank 1 in its 15th step or la
 strike killed KILL --steps 1000000
 check "a rank that is killed ends the run" [ $code -eq 137 ]
 check "within seconds" [ $seconds -lt 8 ]
-check "and is named with its step" grep -q 'rank 1 was killed by signal 9 (Killed) in step [0-9]' "$work/err"
+check "and is named with its step" grep -q 'rank 1 was killed by signal 9 (Killed) in step [0-9]' "$folder/err"
 strike stopped STOP --steps 1000000
 check "a rank that hangs ends the run" [ $code -eq 3 ]
 check "within the timeout" [ $seconds -lt 14 ]
-check "and is named with its step" grep -q 'rank 1 did not arrive within 4 s in step [0-9]' "$work/err"
+check "and is named with its step" grep -q 'rank 1 did not arrive within 4 s in step [0-9]' "$folder/err"
 strike restarted KILL --steps 400 --max-restarts 1 --checkpoint-every 10
 check "a run whose rank was killed starts again and ends well" [ $code -eq 0 ]
-check "from its newest checkpoint" sh -c "values=\$(grep -c '\"type\":\"step\"' '$work/restarted/log.jsonl'); [ \$values -eq 400 ]"
+check "from its newest checkpoint" sh -c "values=\$(grep -c '\"type\":\"step\"' '$folder/restarted/log.jsonl'); [ \$values -eq 400 ]"
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ]
+finish
