@@ -15,22 +15,25 @@
 
 static _Thread_local char last_message[2048];
 
-/* Composed aside first: an argument may be error_message() itself, when a caller adds to the line. Control
-   characters, which names in damaged files may hold, become spaces: the message is one line whatever it quotes. */
+void make_one_line(char *text) {
+    size_t length = strlen(text);
+    for (size_t i = 0; i < length; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c < 0x20 || c == 0x7f) {
+            text[i] = ' ';
+        }
+    }
+    while (length > 0 && text[length - 1] == ' ') {
+        text[--length] = '\0';
+    }
+}
+
+/* Composed aside first: an argument may be error_message() itself, when a caller adds to the line. */
 static enum status record(enum status status, const char *format, va_list arguments) {
     char composed[sizeof last_message];
     vsnprintf(composed, sizeof composed, format, arguments);
-    size_t length = strlen(composed);
-    for (size_t i = 0; i < length; i++) {
-        unsigned char c = (unsigned char)composed[i];
-        if (c < 0x20 || c == 0x7f) {
-            composed[i] = ' ';
-        }
-    }
-    while (length > 0 && composed[length - 1] == ' ') {
-        composed[--length] = '\0';
-    }
-    memcpy(last_message, composed, length + 1);
+    make_one_line(composed);
+    memcpy(last_message, composed, strlen(composed) + 1);
     return status;
 }
 

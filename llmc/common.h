@@ -29,6 +29,9 @@ enum status fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 enum status fail_as(enum status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The calling thread's last message; "" if there was none. */
 const char *error_message(void);
+/* Control characters, which names in other people's files may hold, become spaces; those at the end go. Messages are
+   made so. */
+void make_one_line(char *text);
 
 #define CHECK(call)                                                                                          \
     do {                                                                                                     \

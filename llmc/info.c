@@ -20,12 +20,13 @@ enum { SCAN_TOKENS = 1 << 16, SHOWN_TENSORS = 6 };
 
 static void line(FILE *out, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static void line(FILE *out, const char *name, const char *format, ...) {
+    char text[2 * PATH_MAX];
     va_list arguments;
     va_start(arguments, format);
-    fprintf(out, "%-12s ", name);
-    vfprintf(out, format, arguments);
-    fputc('\n', out);
+    vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    make_one_line(text); /* names of tensors are whatever the file's maker liked */
+    fprintf(out, "%-12s %s\n", name, text);
 }
 
 /* ---- shards ---- */

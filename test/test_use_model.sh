@@ -134,6 +134,11 @@ test_info_tells_what_a_path_is() {
     cp "$vocabulary/merges.txt" .
     "$train_gpt" --info vocab.json | grep -q '^tokenizer  *643 tokens, end of text is 639$'
     "$train_gpt" --info shards | grep -q '^manifest  *shards of build/prepare, tokenizer bytes of 257 tokens$'
+    header='{"a\u001b[2J\nb":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    printf "\\$(printf %o ${#header})"'\0\0\0\0\0\0\0%s\1\2\3\4' "$header" >strange
+    "$train_gpt" --info strange >out
+    [ "$(wc -l <out)" -eq 3 ]
+    grep -q '^ .* F32  1  a \[2J b$' out # control characters do not come through
     fails 'nothing: cannot open' "$train_gpt" --info nothing
     fails 'text: not a file that this program knows' "$train_gpt" --info text
     mkdir empty
