@@ -59,6 +59,7 @@ static enum status set_prompt(struct generation *g, const int32_t *prompt, int64
         }
         for (int text = 0; text < g->texts; text++) {
             add_token(g, text, token);
+            g->seen[(int64_t)text * g->vocab_size + token] = i > 0; /* a text's own end is no repetition */
         }
     }
     return STATUS_OK;

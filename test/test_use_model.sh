@@ -95,6 +95,11 @@ test_top_k_of_1_is_the_likeliest_token_at_any_temperature() {
     cmp greedy certain
     $use --generate q --sample-temperature 0 --sample-repetition-penalty 3 --quiet >varied
     ! cmp -s greedy varied
+    for penalty in 1 100; do # a text without tokens has nothing to repeat, and may end as likely as ever
+        $use --generate '' --samples 1000 --sample-tokens 1 --sample-temperature 1 --quiet \
+            --sample-repetition-penalty $penalty >first$penalty
+    done
+    cmp first1 first100
 }
 
 test_an_exported_model_is_the_same_and_brings_its_tokenizer() {
