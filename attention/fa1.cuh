@@ -6,11 +6,11 @@
 #include "attention/fa2.cuh"
 
 struct rung {
-    bool
-        normalised; /* O is divided by l after every block of keys, and m and l are kept for backward; else (cut 1)
-                           O~ is divided once, and lse is kept */
-    bool
-        head_parallel; /* one thread block for a whole (batch, head); else (cut 2) one for each of its blocks */
+    /* O is divided by l after every block of keys, and m and l are kept for backward; else (cut 1) O~ is divided once, and
+       lse is kept. */
+    bool normalised;
+    /* One thread block for a whole (batch, head); else (cut 2) one for each of its blocks. */
+    bool head_parallel;
 };
 
 constexpr rung FA1 = {true, true}, CUT1 = {false, true}, CUT2 = {false, false};

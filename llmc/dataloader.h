@@ -22,8 +22,8 @@ struct dataloader_options {
     int rank, ranks;
     uint64_t seed;
     bool shuffle; /* every epoch in an order of its own; false: in file order */
-    bool
-        repeat; /* epoch after epoch, for training; false: one pass that counts every token once, for evaluation */
+    /* Epoch after epoch, for training; false: one pass that counts every token once, for evaluation. */
+    bool repeat;
     bool prefetch; /* a thread reads the next batch ahead */
 };
 

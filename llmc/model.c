@@ -26,9 +26,9 @@ struct model {
     struct layout layout;
     struct tensor parameters, gradients;
     void *buffers[BUFFER_KINDS];
-    size_t
-        copy_bytes[BUFFER_KINDS]; /* distance from a layer's copy to the next; 0 where there is one for all */
-    void *host_losses;            /* of a micro-batch, statistic dtype */
+    /* Distance from a layer's copy to the next; 0 where there is one for all. */
+    size_t copy_bytes[BUFFER_KINDS];
+    void *host_losses; /* of a micro-batch, statistic dtype */
 };
 
 const char *const recompute_names[RECOMPUTE_LEVELS] = {"none", "gelu", "layernorm", "block"};

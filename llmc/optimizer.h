@@ -23,8 +23,8 @@ struct optimizer_options {
     int zero_stage;             /* 0, 1 or 2; one rank alone has 0 */
     enum dtype reduce_dtype;    /* of gradients between ranks, where it is smaller than their own */
     struct adamw_options adamw; /* learning_rate is set per step */
-    double clip;
-    uint64_t stochastic_seed; /* 0: round to nearest */
+    double clip;                /* largest gradient norm; 0: no clipping */
+    uint64_t stochastic_seed;   /* 0: round to nearest */
 };
 
 struct optimizer {
@@ -38,8 +38,8 @@ struct optimizer {
     int64_t state_total;
     struct tensor master; /* data NULL: the parameters are their own masters */
     struct tensor first_moment, second_moment;
-    struct tensor
-        gradient_shards; /* ZeRO 2: sums over the micro-steps so far, laid out like the moments; else NULL */
+    /* ZeRO 2: sums over the micro-steps so far, laid out like the moments; else data NULL. */
+    struct tensor gradient_shards;
     struct tensor wire[2]; /* gradients in reduce_dtype on their way; data NULL: they go as they are */
     int next_wire;
     /* Of each bucket: is its reduction on the way, through which wire, and do gradient_shards hold a sum of this step? */
@@ -54,8 +54,8 @@ struct optimizer {
 struct step_result {
     double loss, norm;
     bool applied;
-    double
-        wait_ms; /* for other ranks: on a GPU from the last gradient until all agreed on the norm; 0 for one rank */
+    /* For other ranks: on a GPU from the last gradient until all agreed on the norm; 0 for one rank. */
+    double wait_ms;
     int64_t optimizer_step; /* applied steps so far */
 };
 

@@ -15,8 +15,8 @@ struct schedule {
     enum schedule_kind kind;
     double peak;  /* learning rate after warm-up */
     double final; /* fraction of the peak in the last step; CONSTANT has none */
-    int64_t
-        warmup_steps; /* linear from peak / warmup_steps in the first step; 0: none; -1: 2% of total_steps */
+    /* Linear from peak / warmup_steps in the first step; 0: none; -1: 2% of total_steps. */
+    int64_t warmup_steps;
     int64_t decay_steps; /* WSD: length of the linear decay at the end; -1: 20% of total_steps */
     int64_t total_steps;
 };
