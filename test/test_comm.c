@@ -4,15 +4,14 @@
 #include "llmc/comm.h"
 #include "llmc/random.h"
 #include "llmc/rendezvous.h"
+#include "port.h"
 #include "test.h"
 
-#include <arpa/inet.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -40,17 +39,6 @@ struct team {
     pid_t process[MAX_RANKS];
     int ending[MAX_RANKS];
 };
-
-/* One that nobody has now; nobody is likely to take it before the ranks do. */
-static int free_port(void) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof address;
-    int file = socket(AF_INET, SOCK_STREAM, 0);
-    EXPECT(bind(file, (struct sockaddr *)&address, size) == 0);
-    EXPECT(getsockname(file, (struct sockaddr *)&address, &size) == 0);
-    close(file);
-    return ntohs(address.sin_port);
-}
 
 static enum status join(struct comm **out, const struct team *team, int rank, int port) {
     if (!over_tcp) {

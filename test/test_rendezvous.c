@@ -1,6 +1,7 @@
 /* How ranks find each other, by real processes on loopback addresses: ranks that come late or not at all, strangers on
    the port, wrong tokens and numbers. Every process says what it came to, and the test judges all of them. */
 #include "llmc/rendezvous.h"
+#include "port.h"
 #include "test.h"
 
 #include <arpa/inet.h>
@@ -28,16 +29,6 @@ struct team {
     struct outcome *outcomes; /* in the order in which they were started */
     pid_t process[MOST];
 };
-
-static int free_port(void) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
-    socklen_t size = sizeof address;
-    int file = socket(AF_INET, SOCK_STREAM, 0);
-    EXPECT(bind(file, (struct sockaddr *)&address, size) == 0);
-    EXPECT(getsockname(file, (struct sockaddr *)&address, &size) == 0);
-    close(file);
-    return ntohs(address.sin_port);
-}
 
 static void team_start(struct team *team, const char *address) {
     memset(team, 0, sizeof *team);

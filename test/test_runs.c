@@ -10,15 +10,14 @@
 #include "llmc/json.h"
 #include "llmc/random.h"
 #include "llmc/shard.h"
+#include "port.h"
 #include "test.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -522,16 +521,6 @@ static void a_rank_that_keeps_the_others_waiting_is_named_in_the_log(void) {
 }
 
 /* ---- ranks that are started one by one and meet over TCP ---- */
-
-static int free_port(void) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof address;
-    int file = socket(AF_INET, SOCK_STREAM, 0);
-    EXPECT(bind(file, (struct sockaddr *)&address, size) == 0);
-    EXPECT(getsockname(file, (struct sockaddr *)&address, &size) == 0);
-    close(file);
-    return ntohs(address.sin_port);
-}
 
 /* As torchrun, srun or a person would; rank `rank` of two. */
 static void rank_start(struct trainer *t, int rank, int port, const char *run_dir, const char *const *more) {
