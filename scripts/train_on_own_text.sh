@@ -1,8 +1,8 @@
 #!/bin/sh
 # What `make train` runs: learns a vocabulary of 1024 tokens from the text of this repository itself, sources and docs,
 # packs it into token shards (whole files for training or for validation), then trains the preset "tiny" on them, or
-# "gpt2-124m" where there is a GPU. Needs nothing but the two programs that `make` built. Options go to train_gpt, after the ones below:
-# scripts/train_on_own_text.sh --steps 50
+# "gpt2-124m" where there is a GPU. Needs nothing but the two programs that `make` built. Options go to train_gpt, after
+# the ones below: scripts/train_on_own_text.sh --steps 50
 set -eu
 cd "$(dirname "$0")/.."
 tokens=data/tokens/this-repository
