@@ -436,17 +436,13 @@ static void format_number(char digits[24], uint64_t number) {
 static bool is_complete(const struct job *job) {
     char path[PATH_MAX], shard[PATH_MAX], digits[24];
     struct json *manifest = NULL;
-    uint8_t *text = NULL;
-    size_t bytes;
     const char *run;
     format_number(digits, job->progress.run);
     bool complete = output_shard_path(&job->outputs[TRAIN], 0, "", shard) == STATUS_OK &&
                     path_exists(shard) && manifest_path(job, path) == STATUS_OK &&
-                    file_read_text(path, &text, &bytes) == STATUS_OK &&
-                    json_parse(&manifest, (const char *)text, bytes, path) == STATUS_OK &&
+                    json_read_file(&manifest, path) == STATUS_OK &&
                     json_get_string(manifest, "run", &run, path) == STATUS_OK && strcmp(run, digits) == 0;
     json_free(manifest);
-    free(text);
     return complete;
 }
 

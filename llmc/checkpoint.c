@@ -144,21 +144,12 @@ static enum status read_state_members(struct run_state *state, const struct json
     return STATUS_OK;
 }
 
-static enum status read_json_file(struct json **out, const char *path) {
-    uint8_t *text;
-    size_t bytes;
-    CHECK(file_read_text(path, &text, &bytes));
-    enum status status = json_parse(out, (const char *)text, bytes, path);
-    free(text);
-    return status;
-}
-
 enum status checkpoint_read_state(const char *path, struct run_state *state, struct json **json) {
     char file[PATH_BYTES];
     *json = NULL;
     memset(state, 0, sizeof *state);
     CHECK(path_join(file, sizeof file, path, STATE));
-    CHECK(read_json_file(json, file));
+    CHECK(json_read_file(json, file));
     enum status status = read_state_members(state, *json, file);
     if (status != STATUS_OK) {
         json_free(*json);
@@ -173,7 +164,7 @@ static enum status read_ranks(const char *path, int *ranks) {
     struct json *json;
     int64_t value;
     CHECK(path_join(file, sizeof file, path, STATE));
-    CHECK(read_json_file(&json, file));
+    CHECK(json_read_file(&json, file));
     enum status status = json_get_integer(json, "ranks", 1, COMM_MAX_RANKS, &value, file);
     json_free(json);
     *ranks = status == STATUS_OK ? (int)value : 0;

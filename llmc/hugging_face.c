@@ -256,16 +256,11 @@ static enum status open_indexed_files(struct weights *w, const char *folder) {
 }
 
 static enum status open_index(struct weights *w, const char *folder) {
-    uint8_t *text;
-    size_t bytes;
     CHECK(path_join(w->where, sizeof w->where, folder, "model.safetensors.index.json"));
     if (!path_exists(w->where)) {
         return fail("%s: no model.safetensors in it, and no model.safetensors.index.json", folder);
     }
-    CHECK(file_read_text(w->where, &text, &bytes));
-    enum status status = json_parse(&w->index, (const char *)text, bytes, w->where);
-    free(text);
-    CHECK(status);
+    CHECK(json_read_file(&w->index, w->where));
     return open_indexed_files(w, folder);
 }
 
@@ -517,15 +512,9 @@ static enum status read_members(const struct json *json, const char *path, struc
 }
 
 enum status hugging_face_read_config(const char *path, struct model_config *config) {
-    enum status status = STATUS_OK;
-    uint8_t *text = NULL;
-    size_t bytes;
-    struct json *json = NULL;
-    CHECK(file_read_text(path, &text, &bytes));
-    CHECK_CLEANUP(json_parse(&json, (const char *)text, bytes, path));
-    CHECK_CLEANUP(read_members(json, path, config));
-cleanup:
+    struct json *json;
+    CHECK(json_read_file(&json, path));
+    enum status status = read_members(json, path, config);
     json_free(json);
-    free(text);
     return status;
 }

@@ -181,15 +181,6 @@ static enum status print_manifest(FILE *out, const struct json *manifest, const 
     return STATUS_OK;
 }
 
-static enum status read_json(struct json **out, const char *path) {
-    uint8_t *text;
-    size_t bytes;
-    CHECK(file_read_text(path, &text, &bytes));
-    enum status status = json_parse(out, (const char *)text, bytes, path);
-    free(text);
-    return status;
-}
-
 /* A vocab.json has a token for each byte. */
 static bool is_vocabulary(const struct json *json) {
     const struct json *token = json_get(json, "!");
@@ -198,7 +189,7 @@ static bool is_vocabulary(const struct json *json) {
 
 static enum status print_json(FILE *out, const char *path) {
     struct json *json;
-    CHECK(read_json(&json, path));
+    CHECK(json_read_file(&json, path));
     const struct json *map = json_get(json, "weight_map");
     bool tokenizer = is_vocabulary(json);
     enum status status = STATUS_OK;

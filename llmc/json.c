@@ -387,6 +387,16 @@ void json_free(struct json *value) {
     }
 }
 
+enum status json_read_file(struct json **out, const char *path) {
+    uint8_t *text;
+    size_t bytes;
+    *out = NULL;
+    CHECK(file_read_text(path, &text, &bytes));
+    enum status status = json_parse(out, (const char *)text, bytes, path);
+    free(text);
+    return status;
+}
+
 const struct json *json_get(const struct json *object, const char *key) {
     if (object == NULL || object->type != JSON_OBJECT) {
         return NULL;

@@ -26,6 +26,8 @@ struct json {
 
 /* The whole of text[0, bytes) is one value. Duplicate keys, bad UTF-8, depth over 64 are errors. `name` for messages. */
 enum status json_parse(struct json **out, const char *text, size_t bytes, const char *name);
+/* A file that has one value, of at most FILE_TEXT_BYTES. */
+enum status json_read_file(struct json **out, const char *path);
 void json_free(struct json *value);
 const struct json *json_get(const struct json *object, const char *key); /* NULL if not there, or no object */
 /* Members that must be there and of the right type and range; messages name `name` and key. */
