@@ -810,8 +810,8 @@ static enum status take_shape_from(struct run *run, const char *path) {
     CHECK(check_agrees(o, "kv-heads", o->kv_heads, c.kv_heads, path));
     CHECK(check_agrees(o, "vocab-size", o->vocab_size, c.vocab_size, path));
     if (options_given(o, "seq-len") && o->seq_len > c.seq_len) {
-        return fail("--seq-len %lld is over the %d positions of the model in %s", (long long)o->seq_len,
-            c.seq_len, path);
+        return fail("--seq-len %lld: the model in %s has %d positions; give at most these",
+            (long long)o->seq_len, path, c.seq_len);
     }
     return STATUS_OK;
 }

@@ -1,7 +1,8 @@
 /* TFLOP/s of the attention kernels over the FlashAttention-2 paper's grid, and a little more.
 
-   usage: bench-attention [--kernel LIST] [--head-dim LIST] [--seqlen LIST] [--repeats N] [--json FILE] [--deterministic]
-          (--kernel, --head-dim and --seqlen are lists with commas, and keep only the cases that agree)
+   usage: build/attention/bench [--kernel LIST] [--head-dim LIST] [--seqlen LIST] [--repeats N] [--json FILE] [--deterministic]
+          (--kernel, --head-dim and --seqlen are lists with commas, and keep only the cases that agree; or by
+          make bench-attention ARGS="...")
 
    The grid: 16,384 tokens, hidden dimension 2048 (2560 for head dimension 80), bf16, causal and not. FLOPs: forward 4
    seqlen^2 head_dim heads a sequence, half of it causal; backward 2.5 times that. Times are medians of single calls
@@ -207,7 +208,7 @@ static bool bench_grid(const struct bench_options *o, FILE *json) {
 /* ---- the program ---- */
 
 static const char USAGE[] =
-    "usage: bench-attention [--kernel LIST] [--head-dim LIST] [--seqlen LIST] [--repeats N] "
+    "usage: build/attention/bench [--kernel LIST] [--head-dim LIST] [--seqlen LIST] [--repeats N] "
     "[--json FILE] [--deterministic]\n";
 
 static struct bench_options parse(int argc, char **argv) {

@@ -2,7 +2,8 @@
    element types, clocks, and the log.
 
    Functions that can fail return `enum status`; the text of the last failure of the calling thread is kept
-   here. Nothing in llmc/ prints errors or exits: the program does, once, with error_message(). */
+   here. Nothing in llmc/ prints errors or exits: the program does, once, with error_message() (and launch.h, for ranks
+   that cannot speak any more). */
 #ifndef LLMC_COMMON_H
 #define LLMC_COMMON_H
 
