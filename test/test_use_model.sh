@@ -210,7 +210,7 @@ test_what_cannot_be_done_is_said_in_one_line() {
     fails 'give --tokenizer' $use --generate x --tokenizer none
     fails 'give --tokenizer' $use --evaluate --multiple-choice "$choices/questions.jsonl" --tokenizer none
     fails 'more than the model.s 257' $use --generate x --tokenizer "$vocabulary"
-    fails 'over the 64 positions' $use --generate x --seq-len 65
+    fails 'has 64 positions' $use --generate x --seq-len 65
     fails '--sample-top-p.*allowed' $use --generate x --sample-top-p 0
     mkdir large
     sed 's/"vocab_size": 257/"vocab_size": 70000/' "$choices/config.json" >large/config.json
