@@ -1,4 +1,5 @@
 /* Options: what every way of giving one means, which way wins, and the exact line that each mistake is answered with. */
+#include "attention/attention.h"
 #include "llmc/gpus.h"
 #include "llmc/model.h"
 #include "llmc/options.h"
@@ -257,6 +258,10 @@ static void test_choices_are_those_that_the_rooms_below_know(void) {
     for (int i = 0; i < RECOMPUTE_LEVELS; i++) {
         EXPECT(PARSE(&o, "--recompute", recompute_names[i]) == STATUS_OK);
         EXPECT_STRING(o.recompute, recompute_names[i]);
+    }
+    for (int i = 0; attention_kernel_name(i) != NULL; i++) {
+        EXPECT(PARSE(&o, "--attention", attention_kernel_name(i)) == STATUS_OK);
+        EXPECT_STRING(o.attention, attention_kernel_name(i));
     }
     options_free(&o);
     EXPECT_REFUSED(
