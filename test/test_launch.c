@@ -600,6 +600,7 @@ static void a_second_interrupt_ends_a_lone_process_too(void) {
 }
 
 int main(void) {
+    signal(SIGHUP, SIG_DFL); /* also where the tests themselves run under nohup */
     RUN(a_rank_of_the_environment_runs_alone_under_its_own_number);
     RUN(a_supervised_rank_that_dies_is_named_by_its_own_number_and_step);
     RUN(launchers_are_understood);

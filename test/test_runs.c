@@ -699,6 +699,7 @@ static bool make_folder(void) {
 }
 
 int main(void) {
+    signal(SIGHUP, SIG_DFL); /* also where the tests themselves run under nohup */
     const char *given = getenv("FLASHGPT_SEED");
     seed = given != NULL ? strtoull(given, NULL, 10) : (uint64_t)getpid();
     if (getenv("FLASHGPT_TRAINER") != NULL) { /* of another build */
