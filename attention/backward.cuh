@@ -156,11 +156,8 @@ static enum status finish_backward(const struct attention_params *p, const backw
 
 /* ---- arguments ---- */
 
-/* For a main kernel with blocks of `rows` queries and `columns` keys. whole_heads: one thread block for all blocks of keys
-   of a head. */
-template <int D>
-static backward_arguments backward_arguments_of(
-    const struct attention_params *p, int rows, int columns, bool whole_heads = false) {
+/* What a main kernel with blocks of `rows` queries and `columns` keys has whatever thread blocks it is divided into. */
+static inline backward_arguments backward_problem(const struct attention_params *p, int rows, int columns) {
     struct fa2_workspace w = fa2_workspace(p);
     backward_arguments a = {};
     a.q = on_device(p->q), a.k = on_device(p->k), a.v = on_device(p->v);
@@ -174,10 +171,21 @@ static backward_arguments backward_arguments_of(
     a.group = (int)(p->heads / p->kv_heads);
     a.scale = (float)p->scale, a.causal = p->causal;
     a.rows = rows, a.columns = columns;
-    a.deterministic = p->deterministic || whole_heads;
-    a.split_stride = a.deterministic ? p->batch * p->heads * w.padded_rows * D : 0;
     a.key_blocks = (int)ceil_div(p->seqlen_k, columns);
-    int64_t splits = whole_heads ? 1 : p->deterministic ? min_i64(w.splits, a.key_blocks) : a.key_blocks;
+    return a;
+}
+
+/* For a main kernel whose thread blocks share a head's blocks of keys by splits. whole_heads: one thread block for all of
+   them. */
+template <int D>
+static backward_arguments backward_arguments_of(
+    const struct attention_params *p, int rows, int columns, bool whole_heads = false) {
+    backward_arguments a = backward_problem(p, rows, columns);
+    a.deterministic = p->deterministic || whole_heads;
+    a.split_stride = a.deterministic ? p->batch * p->heads * a.padded_rows * D : 0;
+    int64_t splits = whole_heads        ? 1
+                     : p->deterministic ? min_i64(fa2_workspace(p).splits, a.key_blocks)
+                                        : a.key_blocks;
     /* read again and again of a key/value head: Q and dO of its group, and the sums of dQ */
     a.order = order_blocks(splits, p->batch * p->kv_heads, p->heads / p->kv_heads * p->seqlen_q * D * 8);
     return a;

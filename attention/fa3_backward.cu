@@ -525,18 +525,9 @@ template <int D>
 static fa3_backward_arguments fa3_backward_arguments_of(
     const struct attention *attention, const struct attention_params *p) {
     using shape = fa3_backward_shape<D>;
-    struct fa3_workspace w = fa3_workspace(p);
     fa3_backward_arguments a = {};
     backward_arguments &c = a.common;
-    c.o = on_device(p->o), c.d_o = on_device(p->d_o), c.dq = on_device(p->dq);
-    c.lse = (const float *)p->lse;
-    c.statistics = (float *)((char *)p->workspace + w.statistics_offset);
-    c.dq_sums = (float *)((char *)p->workspace + w.dq_offset);
-    c.seqlen_q = (int)p->seqlen_q, c.seqlen_k = (int)p->seqlen_k, c.padded_rows = (int)w.padded_rows;
-    c.heads = (int)p->heads, c.kv_heads = (int)p->kv_heads, c.head_dim = (int)p->head_dim;
-    c.scale = (float)p->scale, c.causal = p->causal;
-    c.rows = shape::ROWS, c.columns = shape::KEYS;
-    c.key_blocks = (int)ceil_div(p->seqlen_k, shape::KEYS);
+    c = backward_problem(p, shape::ROWS, shape::KEYS);
     c.deterministic = p->deterministic;
     int64_t heads = p->batch * p->kv_heads;
     c.order = order_blocks(c.key_blocks, heads, p->heads / p->kv_heads * p->seqlen_q * D * 8);
@@ -544,7 +535,7 @@ static fa3_backward_arguments fa3_backward_arguments_of(
         int64_t together = max_i64(c.order.together, attention->multiprocessors / fa3_blocks_together(D));
         c.order.together = (int)min_i64(together, heads);
     }
-    a.counters = (int *)((char *)p->workspace + w.counters_offset);
+    a.counters = (int *)((char *)p->workspace + fa3_workspace(p).counters_offset);
     return a;
 }
 

@@ -75,11 +75,9 @@ enum { FA3_LARGEST_HEAD_DIM = 128 };
 /* The head dimension that backward computes with: 64, 80 or 128. */
 int fa3_backward_head_dim(int64_t head_dim);
 
+/* Begins as fa2's with one split, but for the head dimension of dQ: fp32 [batch, heads, padded_rows, backward head_dim]. */
 struct fa3_workspace {
-    int64_t padded_rows;      /* of one head */
-    size_t statistics_offset; /* as fa2's */
-    size_t dq_offset;         /* fp32 [batch, heads, padded_rows, backward head_dim], in fragments */
-    size_t counters_offset;   /* of what thread blocks have done: int [1 + batch heads row blocks], or more */
+    size_t counters_offset; /* of what thread blocks have done: int [1 + batch heads row blocks], or more */
     size_t counters_bytes;
     size_t bytes;
 };

@@ -83,13 +83,11 @@ int fa3_backward_head_dim(int64_t head_dim) {
 
 struct fa3_workspace fa3_workspace(const struct attention_params *p) {
     enum { SMALLEST_ROW_BLOCK = 64 };
+    struct fa2_workspace shared = fa2_workspace(p);
     struct fa3_workspace w;
-    w.padded_rows = round_up(p->seqlen_q, FA2_LARGEST_ROW_BLOCK);
-    w.statistics_offset = 0;
-    w.dq_offset = array_bytes(p->batch, p->heads, 2, w.padded_rows, sizeof(float));
-    w.counters_offset = add_bytes(w.dq_offset,
-        array_bytes(p->batch, p->heads, w.padded_rows, fa3_backward_head_dim(p->head_dim), sizeof(float)));
-    int64_t counters = w.padded_rows / SMALLEST_ROW_BLOCK + 1;
+    w.counters_offset = add_bytes(shared.dq_offset, array_bytes(p->batch, p->heads, shared.padded_rows,
+                                                        fa3_backward_head_dim(p->head_dim), sizeof(float)));
+    int64_t counters = shared.padded_rows / SMALLEST_ROW_BLOCK + 1;
     w.counters_bytes = array_bytes(p->batch, p->heads, counters, 1, sizeof(int));
     w.bytes = add_bytes(w.counters_offset, w.counters_bytes);
     return w;
