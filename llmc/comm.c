@@ -130,7 +130,7 @@ static enum status single_broadcast(struct comm *c, struct tensor data, int64_t 
     return STATUS_OK;
 }
 
-static enum status single_wait(struct comm *c, int slot) {
+enum status comm_no_wait(struct comm *c, int slot) {
     (void)c, (void)slot;
     return STATUS_OK;
 }
@@ -191,7 +191,7 @@ enum status comm_single_create(struct comm **out) {
         .reduce_scatter = single_move,
         .all_gather = single_move,
         .broadcast = single_broadcast,
-        .wait = single_wait,
+        .wait = comm_no_wait,
         .host_all_reduce = single_host_all_reduce,
         .host_all_gather = single_host_all_gather,
         .barrier = single_barrier,

@@ -126,7 +126,9 @@ enum status comm_agree(struct comm *c, enum status own_status);
 /* What communicators on the CPU compute with: into[i] = into[i] op from[i]; F32, F64, BF16 (sums are rounded each). */
 enum status comm_check_summable(enum dtype dtype);
 void comm_combine(void *into, const void *from, int64_t count, enum dtype dtype, enum comm_op op);
-double comm_no_ms(struct comm *c); /* running_ms of those whose collectives are complete on return, for one */
+/* wait and running_ms of those whose collectives are complete on return */
+enum status comm_no_wait(struct comm *c, int slot);
+double comm_no_ms(struct comm *c);
 /* The message of a loss, as the rank tells it that stopped in `collective`. */
 enum status comm_fail_lost(const struct comm *c, struct comm_loss loss, const char *collective);
 

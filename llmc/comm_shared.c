@@ -334,11 +334,6 @@ static enum status shared_broadcast(struct comm *c, struct tensor data, int64_t 
     return STATUS_OK;
 }
 
-static enum status shared_wait(struct comm *c, int slot) {
-    (void)c, (void)slot;
-    return STATUS_OK;
-}
-
 static enum status shared_host_all_reduce(struct comm *c, double *values, int count, enum comm_op op) {
     struct tensor data = {values, DTYPE_F64};
     return reduce_everywhere(c, data, count, op, "host all-reduce");
@@ -427,7 +422,7 @@ enum status comm_shared_create(
         .reduce_scatter = shared_reduce_scatter,
         .all_gather = shared_all_gather,
         .broadcast = shared_broadcast,
-        .wait = shared_wait,
+        .wait = comm_no_wait,
         .host_all_reduce = shared_host_all_reduce,
         .host_all_gather = shared_host_all_gather,
         .barrier = shared_barrier,

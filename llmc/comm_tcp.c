@@ -435,11 +435,6 @@ static enum status tcp_broadcast(struct comm *c, struct tensor data, int64_t cou
     return hand_out(c, data.data, bytes, "broadcast");
 }
 
-static enum status tcp_wait(struct comm *c, int slot) {
-    (void)c, (void)slot;
-    return STATUS_OK;
-}
-
 static enum status tcp_host_all_reduce(struct comm *c, double *values, int count, enum comm_op op) {
     struct tensor data = {values, DTYPE_F64};
     return reduce_everywhere(c, data, count, op, "host all-reduce");
@@ -595,7 +590,7 @@ enum status comm_tcp_create(struct comm **out, const struct rendezvous_options *
         .reduce_scatter = tcp_reduce_scatter,
         .all_gather = tcp_all_gather,
         .broadcast = tcp_broadcast,
-        .wait = tcp_wait,
+        .wait = comm_no_wait,
         .host_all_reduce = tcp_host_all_reduce,
         .host_all_gather = tcp_host_all_gather,
         .barrier = tcp_barrier,
