@@ -397,21 +397,25 @@ static enum status make_run_dir(const struct run *run) {
 
 /* ---- a rank's set-up ---- */
 
-static enum status open_data(
-    struct worker *w, struct dataloader **out, const char *pattern, const char *option, bool training) {
-    const struct options *o = w->options;
+static struct dataloader_options make_data_options(const struct run *run, bool training) {
+    const struct options *o = &run->options;
     struct dataloader_options d;
     memset(&d, 0, sizeof d);
-    d.pattern = pattern;
-    d.option = option;
+    d.pattern = training ? o->train_data : o->val_data;
+    d.option = training ? "--train-data" : "--val-data";
     d.seq_len = (int)o->seq_len;
     d.micro_batch = (int)o->micro_batch;
-    d.vocab_size = w->run->config.vocab_size;
-    d.rank = w->comm->rank;
-    d.ranks = w->comm->ranks;
+    d.vocab_size = run->config.vocab_size;
+    d.ranks = (int)o->ranks;
     d.seed = (uint64_t)o->seed;
     d.shuffle = training && o->shuffle;
     d.repeat = training;
+    return d;
+}
+
+static enum status open_data(struct worker *w, struct dataloader **out, bool training) {
+    struct dataloader_options d = make_data_options(w->run, training);
+    d.rank = w->comm->rank;
     d.prefetch = true;
     return dataloader_open(out, &d);
 }
@@ -648,9 +652,9 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
     }
     w->peak_tflops = o->peak_tflops > 0.0 ? o->peak_tflops : w->backend->peak_tflops;
     w->micro_steps = o->global_batch / (o->ranks * o->micro_batch * o->seq_len);
-    CHECK(open_data(w, &w->train_data, o->train_data, "--train-data", true));
+    CHECK(open_data(w, &w->train_data, true));
     if (o->val_data[0] != '\0') {
-        CHECK(open_data(w, &w->val_data, o->val_data, "--val-data", false));
+        CHECK(open_data(w, &w->val_data, false));
     }
     CHECK(open_tokenizer(w));
     pace_init(&w->pace);
@@ -952,29 +956,20 @@ static enum status choose_ranks(struct run *run) {
 /* The data is there and large enough; how many steps a pass over it takes. */
 static enum status check_data(struct run *run) {
     struct options *o = &run->options;
-    const char *const pattern[2] = {o->train_data, o->val_data}, *const option[2] = {
-                                                                     "--train-data", "--val-data"};
     if (o->multiple_choice[0] != '\0') {
         CHECK(questions_check(o->multiple_choice));
     }
     for (int i = 0; i < 2; i++) {
-        if (pattern[i][0] == '\0') {
+        bool training = i == 0;
+        struct dataloader_options d = make_data_options(run, training);
+        struct dataloader *loader;
+        if (d.pattern[0] == '\0') {
             continue;
         }
-        struct dataloader_options d;
-        struct dataloader *loader;
-        memset(&d, 0, sizeof d);
-        d.pattern = pattern[i];
-        d.option = option[i];
-        d.seq_len = (int)o->seq_len;
-        d.micro_batch = (int)o->micro_batch;
-        d.vocab_size = run->config.vocab_size;
-        d.ranks = (int)o->ranks;
-        d.repeat = i == 0;
         CHECK(dataloader_open(&loader, &d));
         int64_t windows = dataloader_windows(loader);
         dataloader_close(loader);
-        if (i == 0 && o->steps == 0) {
+        if (training && o->steps == 0) {
             if (strcmp(o->train_data, "synthetic") == 0) {
                 return fail("--train-data synthetic has no epochs: give --steps");
             }
