@@ -3,6 +3,7 @@
    FLASHGPT_SEED=n repeats the run that printed n; FLASHGPT_SMALL takes a small GPT, for compute-sanitizer. */
 #include "../llmc/decoder.h"
 #include "../llmc/random.h"
+#include "loss.h"
 #include "test.h"
 
 #include <stdlib.h>
@@ -113,17 +114,6 @@ static struct model *make_model(void) {
 
 static int32_t draw_token(void) {
     return (int32_t)(random_uniform(seed, 1, draws++) * config.vocab_size);
-}
-
-static double loss_of(const float *logits, int count, int target) {
-    double highest = -INFINITY, sum = 0;
-    for (int i = 0; i < count; i++) {
-        highest = fmax(highest, logits[i]);
-    }
-    for (int i = 0; i < count; i++) {
-        sum += exp(logits[i] - highest);
-    }
-    return highest + log(sum) - logits[target];
 }
 
 static void test_logits_with_a_cache_are_those_of_full_recomputation(void) {

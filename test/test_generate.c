@@ -1,5 +1,6 @@
 /* Generation: attention with a cache against attention without, the decoder against the model's own losses and against
    itself without a cache, the sampler against what its options say, and whole texts. */
+#include "loss.h"
 #include "test.h"
 
 #include <stdlib.h>
@@ -126,18 +127,6 @@ static struct model *make_model(struct backend *b, const struct model_config *c,
 
 static int32_t draw(uint64_t stream, int64_t i, int vocab_size) {
     return (int32_t)(random_uniform(3, stream, (uint64_t)i) * vocab_size);
-}
-
-/* -log softmax(logits)[target] */
-static double loss_of(const float *logits, int count, int target) {
-    double highest = -INFINITY, sum = 0;
-    for (int i = 0; i < count; i++) {
-        highest = fmax(highest, logits[i]);
-    }
-    for (int i = 0; i < count; i++) {
-        sum += exp(logits[i] - highest);
-    }
-    return highest + log(sum) - logits[target];
 }
 
 static void test_logits_of_the_decoder_are_those_behind_the_models_losses(void) {
