@@ -3,9 +3,7 @@
 # that the plan says; and an end within seconds, with the cause told, when a rank dies or hangs. Needs two GPUs.
 . test/frame.sh
 if [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')" -lt 2 ]; then
-    echo "  skipped gpu_ranks: needs two GPUs"
-    echo "0 passed, 0 failed, 1 skipped"
-    exit 0
+    skip "needs two GPUs"
 fi
 values() { # the numbers "$2" of run $1's steps
     steps "$folder/$1" "$2"

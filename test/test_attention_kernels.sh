@@ -1,20 +1,17 @@
 #!/bin/sh
 # Compiles test_attention_kernels.cpp, which runs the attention kernels for GPUs on the CPU, and runs it. The one test
 # that needs a C++ compiler: everything else of a build without CUDA is C.
-set -e
+cd "$(dirname "$0")/.." || exit 1
+. test/frame.sh
 CXX=${CXX:-c++}
 if ! command -v "$CXX" >/dev/null; then
-    echo "  skipped test_attention_kernels: needs a C++ compiler, and there is no $CXX"
-    echo "0 passed, 0 failed, 1 skipped"
-    exit 0
+    skip "needs a C++ compiler, and there is no $CXX"
 fi
-cd "$(dirname "$0")/.."
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+set -e
 for source in attention/params.c attention/reference.c llmc/common.c; do
     ${CC:-cc} -std=c11 -O2 -D_GNU_SOURCE -DWITH_CUDA -I. -Wno-unknown-pragmas -c "$source" \
-        -o "$work/$(basename "$source" .c).o"
+        -o "$folder/$(basename "$source" .c).o"
 done
 $CXX -std=c++17 -O1 -D_GNU_SOURCE -DWITH_CUDA -I. -Wno-unknown-pragmas test/test_attention_kernels.cpp \
-    "$work"/*.o -o "$work/test_attention_kernels"
-"$work/test_attention_kernels"
+    "$folder"/*.o -o "$folder/test_attention_kernels"
+"$folder/test_attention_kernels"
