@@ -3,7 +3,7 @@
    grid      one thread block for every block of KEYS keys of a (batch, key/value head), with all its query heads: K and V
              stay in shared memory, dK and dV in registers, row blocks of Q and dO stream through, the last one first.
              backward.cuh has the passes before and after
-   block     a warpgroup of which one thread starts copies and one adds dQ, and 2 warpgroups with 64 keys each
+   block     a warpgroup of which one thread starts copies and two add dQ, and 2 warpgroups with 64 keys each
    shared    K, V; Q, dO, lse and D of STAGES row blocks; dS^T of two; dQ of one, fp32
 
    For each block of ROWS queries; everything about S is transposed, keys down and queries across, so that the
@@ -17,7 +17,8 @@
    Deterministic: blocks of keys add to a row block in order, each after a counter says that the one before has. All start
    with the last row block, so that they follow each other at the distance of one addition, and take their places in the
    order in which they start, so that nobody waits for one that has not. The first one of a row block stores instead of
-   adding, the last one rounds the sum: there is no pass that clears, and none after.
+   adding, which saves a pass that clears; the last one rounds the sum, which saves the pass after, where no thread block
+   has so many rows to finish that the others would wait for it.
 
    FLOPs: 10 seqlen_q seqlen_k D a head, half of it when causal: 5 products. */
 #include "attention/backward.cuh"
@@ -29,6 +30,8 @@ struct fa3_backward_arguments {
     tensor_map q, k, v, d_o, dq, dk, dv;
     backward_arguments common;
     int *counters; /* deterministic: thread blocks started; then [batch, heads, row blocks] additions to dQ */
+    /* deterministic: whether the last block of keys of a row block writes dQ, or backward_finish does after all */
+    bool finishing;
 };
 
 template <int D> struct fa3_backward_shape {
@@ -39,7 +42,9 @@ template <int D> struct fa3_backward_shape {
     using weight_tile = panel_tile<KEYS, ROWS>;     /* dS^T */
     static constexpr bool SPLIT_ROWS = ROWS == 128; /* of dQ, between the warpgroups; else its columns */
     static constexpr int DQ_COLUMNS = SPLIT_ROWS ? D : D / 2, DQ_BYTES = ROWS * D * (int)sizeof(float);
-    static constexpr bool EARLY = D != 80; /* S of a step is started in the one before: registers allow it */
+    static constexpr bool ROUNDED_P = D == 80; /* dS from P in 16 bits, which saves registers */
+    static constexpr int ADDING =
+        2; /* threads that add dQ, in turn: an addition may take longer than a step */
     static constexpr int STATISTICS_BYTES = ROWS * (int)sizeof(float);
 
     static constexpr int K_OFFSET = 0, V_OFFSET = K_OFFSET + key_tile::BYTES,
@@ -52,7 +57,7 @@ template <int D> struct fa3_backward_shape {
     /* of arrival barriers */
     static constexpr int K_FULL = 0, V_FULL = 1, Q_FULL = 2, Q_EMPTY = Q_FULL + STAGES,
                          D_O_FULL = Q_EMPTY + STAGES, D_O_EMPTY = D_O_FULL + STAGES,
-                         DQ_FULL = D_O_EMPTY + STAGES, DQ_EMPTY = DQ_FULL + 1, BARRIERS = DQ_EMPTY + 1;
+                         DQ_FULL = D_O_EMPTY + STAGES, DQ_EMPTY = DQ_FULL + ADDING, BARRIERS = DQ_EMPTY + 1;
     static constexpr int PLACE_OFFSET = BARRIERS_OFFSET + 8 * BARRIERS; /* of the thread block in the grid */
     static constexpr int SHARED_BYTES = PLACE_OFFSET + 8;
     static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than there is");
@@ -70,7 +75,6 @@ template <int D> struct fa3_backward_place {
     using shape = fa3_backward_shape<D>;
     int batch, kv_head, group, key_block;
     int first_row, last_row; /* row blocks */
-    int steps;
 
     __device__ __forceinline__ fa3_backward_place(const backward_arguments &a, unsigned index) {
         int batch_head;
@@ -80,7 +84,6 @@ template <int D> struct fa3_backward_place {
         /* with deterministic the first block of keys writes dQ of queries that see nothing, too */
         first_row = a.deterministic && key_block == 0 ? 0 : a.diagonal_row(first_key());
         last_row = (a.seqlen_q - 1) / shape::ROWS * shape::ROWS;
-        steps = ((last_row - first_row) / shape::ROWS + 1) * group;
     }
 
     __device__ __forceinline__ int first_key() const {
@@ -97,10 +100,11 @@ template <int D> struct fa3_backward_place {
         }
     }
 
-    /* Whether this is the last block of keys that a row block sees. */
-    __device__ __forceinline__ bool is_last(const backward_arguments &a, int row) const {
-        int last_key = a.causal ? max(row + shape::ROWS - 1 + a.seqlen_k - a.seqlen_q, 0) : a.seqlen_k - 1;
-        return key_block == min(last_key / shape::KEYS, a.key_blocks - 1);
+    /* Whether this block of keys finishes dQ of a row block: the last one that it sees, where that is to do it. */
+    __device__ __forceinline__ bool finishes(const fa3_backward_arguments &a, int row) const {
+        const backward_arguments &c = a.common;
+        int last_key = c.causal ? max(row + shape::ROWS - 1 + c.seqlen_k - c.seqlen_q, 0) : c.seqlen_k - 1;
+        return a.finishing && key_block == min(last_key / shape::KEYS, c.key_blocks - 1);
     }
 };
 
@@ -155,22 +159,22 @@ __device__ __forceinline__ int *fa3_counter(const fa3_backward_arguments &a, int
     return a.counters + 1 + (int64_t)index * (a.common.padded_rows / ROWS) + row / ROWS;
 }
 
-/* The thread that adds dQ. */
+/* A thread that adds dQ, of every ADDING-th step. */
 template <int D> struct fa3_backward_additions {
     using shape = fa3_backward_shape<D>;
     const fa3_backward_arguments &a;
     const fa3_backward_place<D> &place;
     uint32_t shared;
 
-    __device__ __forceinline__ void run() {
+    __device__ __forceinline__ void run(int which) {
         place.for_each_step([&](int step, int row, int head) {
-            bool ordered = a.common.deterministic;
-            if (ordered && place.is_last(a.common, row)) {
-                return; /* the computing warps do it */
+            if (step % shape::ADDING != which || place.finishes(a, row)) {
+                return;
             }
+            bool ordered = a.common.deterministic;
             int index = place.batch * a.common.heads + head;
             int *counter = fa3_counter<D>(a, index, row);
-            arrival_wait(shape::barrier(shared, shape::DQ_FULL), step % 2);
+            arrival_wait(shape::barrier(shared, shape::DQ_FULL + which), step / shape::ADDING % 2);
             float *sums = a.common.template dq_sums_of<D>(0, index, row);
             if (ordered && place.key_block == 0) {
                 bulk_store(sums, shared + shape::DQ_OFFSET, shape::DQ_BYTES);
@@ -206,10 +210,9 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
     const fa3_backward_place<D> &place;
     uint32_t shared;
     int group, warp, lane; /* warp: of the group */
-    int added = 0;         /* row blocks of dQ, by the thread that adds */
+    int handed_over = 0;   /* row blocks of dQ, to the threads that add */
 
     float dk[D_N][4], dv[D_N][4];
-    float s[S_N][4]; /* S^T of the next step while this one ends; then P^T */
 
     __device__ __forceinline__ fa3_backward_group(const fa3_backward_arguments &arguments,
         const fa3_backward_place<D> &place_of_block, uint32_t shared_memory, int group_index)
@@ -254,17 +257,15 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
     }
 
-    /* dS^T in place of dP^T, from P^T as it was rounded: there are too few registers to keep it as it was */
+    /* dS^T in place of dP^T */
     __device__ __forceinline__ void differentiate(
-        float (&dp)[S_N][4], const uint32_t (&p_weights)[ROWS_K][4], uint32_t statistics) {
+        float (&dp)[S_N][4], const float (&p)[S_N][4], uint32_t statistics) {
 #pragma unroll
         for (int n = 0; n < S_N; n++) {
             float2 d = load_shared_pair(statistics + (8 * n + lane % 4 * 2) * sizeof(float));
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float2 p = unpack<TYPE>(p_weights[n / 2][n % 2 * 2 + half]);
-                dp[n][2 * half] = p.x * (dp[n][2 * half] - d.x);
-                dp[n][2 * half + 1] = p.y * (dp[n][2 * half + 1] - d.y);
+            for (int i = 0; i < 4; i++) {
+                dp[n][i] = p[n][i] * (dp[n][i] - (i % 2 == 0 ? d.x : d.y));
             }
         }
     }
@@ -274,6 +275,19 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
 #pragma unroll
         for (int k = 0; k < ROWS_K; k++) {
             pack_fragment<TYPE>(to[k], from[2 * k], from[2 * k + 1]);
+        }
+    }
+
+    /* P^T as it was rounded, where there are too few registers to keep it as it was */
+    static __device__ __forceinline__ void unpack_weights(
+        float (&to)[S_N][4], const uint32_t (&from)[ROWS_K][4]) {
+#pragma unroll
+        for (int k = 0; k < ROWS_K; k++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float2 pair = unpack<TYPE>(from[k][i]);
+                to[2 * k + i / 2][i % 2 * 2] = pair.x, to[2 * k + i / 2][i % 2 * 2 + 1] = pair.y;
+            }
         }
     }
 
@@ -340,41 +354,25 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
     }
 
-    __device__ __forceinline__ row_tile queries(int step) const {
-        return row_tile(shared + shape::Q_OFFSET + step % shape::STAGES * row_tile::BYTES);
-    }
-
-    /* Starts S^T = K Q^T of a step. After the last step it is that of any rows, and not used: a branch around it would
-       keep the compiler from having products under way there. */
-    __device__ __forceinline__ void start_scores(int step) {
-        if (step < place.steps) {
-            arrival_wait(
-                shape::barrier(shared, shape::Q_FULL + step % shape::STAGES), step / shape::STAGES % 2);
-        }
-        wgmma_begin();
-        multiply_rows<TYPE>(s, key_tile(shared + shape::K_OFFSET, 64 * group), queries(step));
-        wgmma_commit();
-    }
-
     __device__ __forceinline__ void take_step(int step, int row, int head) {
         int stage = step % shape::STAGES;
         unsigned parity = step / shape::STAGES % 2;
-        row_tile d_o(shared + shape::D_O_OFFSET + stage * row_tile::BYTES);
+        row_tile q(shared + shape::Q_OFFSET + stage * row_tile::BYTES),
+            d_o(shared + shape::D_O_OFFSET + stage * row_tile::BYTES);
         uint32_t d_s_tile = shared + shape::D_S_OFFSET + step % 2 * weight_tile::BYTES;
-        float dp[S_N][4], dq[DQ_N][4];
+        float s[S_N][4], dp[S_N][4], dq[DQ_N][4];
         uint32_t p_weights[ROWS_K][4], d_s_weights[ROWS_K][4];
 
-        if constexpr (!shape::EARLY) {
-            start_scores(step);
-        }
+        arrival_wait(shape::barrier(shared, shape::Q_FULL + stage), parity);
+        wgmma_begin();
+        multiply_rows<TYPE>(s, key_tile(shared + shape::K_OFFSET, 64 * group), q);
+        wgmma_commit();
         arrival_wait(shape::barrier(shared, shape::D_O_FULL + stage), parity);
         wgmma_begin();
         multiply_rows<TYPE>(dp, key_tile(shared + shape::V_OFFSET, 64 * group), d_o);
         wgmma_commit();
-        if constexpr (!shape::EARLY) {
-            wgmma_wait<1>(s);
-        }
 
+        wgmma_wait<1>(s);
         exponentiate(s, shared + shape::LSE_OFFSET + stage * shape::STATISTICS_BYTES);
         int last_key = place.first_key() + 64 * group + 16 * warp + 15;
         if (a.common.causal ? last_key - (a.common.seqlen_k - a.common.seqlen_q) > row
@@ -387,7 +385,10 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         wgmma_commit();
 
         wgmma_wait<1>(dp);
-        differentiate(dp, p_weights, shared + shape::D_OFFSET + stage * shape::STATISTICS_BYTES);
+        if constexpr (shape::ROUNDED_P) {
+            unpack_weights(s, p_weights);
+        }
+        differentiate(dp, s, shared + shape::D_OFFSET + stage * shape::STATISTICS_BYTES);
         pack_weights(d_s_weights, dp);
 #pragma unroll
         for (int k = 0; k < ROWS_K; k++) {
@@ -396,34 +397,28 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
                 d_s_weights[k]);
         }
         fence_async();
-        wgmma_wait<0>(dv);
-        leave(shape::D_O_EMPTY + stage);
         named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP);
         wgmma_begin();
         multiply_columns<TYPE>(dq, weight_tile(d_s_tile, 0, shape::SPLIT_ROWS ? 64 * group : 0),
             key_tile(shared + shape::K_OFFSET, 0, 8 * dq_column()));
         wgmma_commit();
-        multiply_fragments<TYPE>(dk, d_s_weights, queries(step));
+        multiply_fragments<TYPE>(dk, d_s_weights, q);
         wgmma_commit();
-        if constexpr (shape::EARLY) {
-            start_scores(step + 1);
-        }
 
-        wgmma_wait<shape::EARLY ? 2 : 1>(dq);
-        arrival_wait(shape::barrier(shared, shape::DQ_EMPTY), added % 2 ^ 1);
-        if (a.common.deterministic && place.is_last(a.common, row)) {
+        wgmma_wait<1>(dq);
+        registers_change(dv);
+        leave(shape::D_O_EMPTY + stage);
+        arrival_wait(shape::barrier(shared, shape::DQ_EMPTY), handed_over % 2 ^ 1);
+        if (place.finishes(a, row)) {
             finish_dq(dq, row, head);
         } else {
             store_dq(dq);
             fence_async();
-            leave(shape::DQ_FULL);
-            added++;
+            leave(shape::DQ_FULL + step % shape::ADDING);
+            handed_over++;
         }
         wgmma_wait<0>(dk);
         leave(shape::Q_EMPTY + stage);
-        if constexpr (shape::EARLY) {
-            registers_change(s);
-        }
     }
 
     /* dK or dV of this group's keys by way of the tile of K or V */
@@ -452,10 +447,6 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
         arrival_wait(shape::barrier(shared, shape::K_FULL), 0);
         arrival_wait(shape::barrier(shared, shape::V_FULL), 0);
-        if constexpr (shape::EARLY) {
-            start_scores(0);
-            wgmma_wait<0>(s);
-        }
         place.for_each_step([&](int step, int row, int head) { take_step(step, row, head); });
         named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP); /* K is not read any more */
         store_sums(a.dv, shared + shape::V_OFFSET, dv, 1);
@@ -478,7 +469,9 @@ __device__ __forceinline__ void fa3_backward_start(const fa3_backward_arguments 
         arrival_init(shape::barrier(shared, shape::D_O_FULL + stage), 1);
         arrival_init(shape::barrier(shared, shape::D_O_EMPTY + stage), WARPS);
     }
-    arrival_init(shape::barrier(shared, shape::DQ_FULL), WARPS);
+    for (int i = 0; i < shape::ADDING; i++) {
+        arrival_init(shape::barrier(shared, shape::DQ_FULL + i), WARPS);
+    }
     arrival_init(shape::barrier(shared, shape::DQ_EMPTY), 1);
     arrival_init_done();
     store_shared(shared + shape::PLACE_OFFSET,
@@ -502,8 +495,8 @@ __global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
             fa3_backward_place<D> place(a.common, load_shared(base + shape::PLACE_OFFSET));
             if (threadIdx.x == 0) {
                 fa3_backward_copies<D>{a, place, base}.run();
-            } else if (threadIdx.x == LANES) {
-                fa3_backward_additions<D>{a, place, base}.run();
+            } else if (warp <= shape::ADDING && lane_index() == 0) {
+                fa3_backward_additions<D>{a, place, base}.run(warp - 1);
             }
         } else {
             registers_acquire<shape::REGISTERS>();
@@ -514,6 +507,9 @@ __global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
 }
 
 /* ---- the call ---- */
+
+/* Without a mask the last block of keys finishes all rows: only if a head has no more blocks than this. */
+enum { MOST_FINISHED = 4 };
 
 /* How many blocks of keys of a head are at work together when they have to wait for each other: more wait longer, fewer find
    less of Q and dO in the L2 cache. */
@@ -535,6 +531,7 @@ static fa3_backward_arguments fa3_backward_arguments_of(
         int64_t together = max_i64(c.order.together, attention->multiprocessors / fa3_blocks_together(D));
         c.order.together = (int)min_i64(together, heads);
     }
+    a.finishing = p->deterministic && (p->causal || c.key_blocks <= MOST_FINISHED);
     a.counters = (int *)((char *)p->workspace + fa3_workspace(p).counters_offset);
     return a;
 }
@@ -560,7 +557,8 @@ static enum status fa3_backward_pass(const struct attention *attention, const st
     }
     CHECK(launch("fa3 backward", fa3_backward_kernel<TYPE, D>, p->batch * p->kv_heads * a.common.key_blocks,
         shape::THREADS, shape::SHARED_BYTES, p->stream, a));
-    return p->deterministic ? STATUS_OK : finish_backward<TYPE, D>(p, a.common);
+    a.common.deterministic = false; /* there is one sum */
+    return a.finishing ? STATUS_OK : finish_backward<TYPE, D>(p, a.common);
 }
 
 extern "C" enum status fa3_backward(const struct attention *a, const struct attention_params *p) {

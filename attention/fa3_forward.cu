@@ -30,7 +30,7 @@ struct fa3_forward_tile {
 
 __host__ __device__ constexpr fa3_forward_tile fa3_forward_tile_of(int head_dim) {
     return head_dim <= 64   ? fa3_forward_tile{3, 128, 2}
-           : head_dim <= 96 ? fa3_forward_tile{2, 128, 2}
+           : head_dim <= 96 ? fa3_forward_tile{3, 96, 2}
                             : fa3_forward_tile{2, 128, 2};
 }
 
@@ -261,21 +261,27 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         }
     }
 
+    /* S of a block has arrived: its tile of K, and after the last block Q, are not read any more. */
+    __device__ __forceinline__ void take_scores(
+        const fa3_forward_place<D> &place, int of_block, int first_key) {
+        leave(shape::K_EMPTY + of_block % shape::STAGES);
+        if (first_key == 0) {
+            leave(shape::Q_EMPTY);
+        }
+        int first_row = place.row + 64 * group + 16 * warp;
+        int visible = a.causal ? first_row + a.seqlen_k - a.seqlen_q + 1 : a.seqlen_k;
+        if (first_key + shape::KEYS > visible) {
+            mask(visible - first_key, a.causal ? 1 : 0);
+        }
+    }
+
     __device__ __forceinline__ void attend(const fa3_forward_place<D> &place) {
-        int step = a.causal ? 1 : 0, first_key = (place.key_blocks - 1) * shape::KEYS;
-        int visible =
-            a.causal ? place.row + 64 * group + 16 * warp + a.seqlen_k - a.seqlen_q + 1 : a.seqlen_k;
+        int first_key = (place.key_blocks - 1) * shape::KEYS;
         float scale_log2 = a.scale * LOG2_E, factors[2];
         wait_full(shape::K_FULL, block);
         start_scores(block);
         wgmma_wait<0>(scores);
-        leave(shape::K_EMPTY + block % shape::STAGES);
-        if (first_key == 0) {
-            leave(shape::Q_EMPTY);
-        }
-        if (first_key + shape::KEYS > visible) {
-            mask(visible - first_key, step);
-        }
+        take_scores(place, block, first_key);
         update_max(factors, scale_log2);
         exponentiate(scale_log2);
         pack_weights();
@@ -288,13 +294,7 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
             start_output(block);
             named_arrive(shape::TURN + (group + 1) % shape::GROUPS, 2 * WARPGROUP);
             wgmma_wait<1>(scores);
-            leave(shape::K_EMPTY + (block + 1) % shape::STAGES);
-            if (first_key == 0) {
-                leave(shape::Q_EMPTY);
-            }
-            if (first_key + shape::KEYS > visible) {
-                mask(visible - first_key, step);
-            }
+            take_scores(place, block + 1, first_key);
             bool rescale = update_max(factors, scale_log2);
             exponentiate(scale_log2);
             wgmma_wait<0>(out);
