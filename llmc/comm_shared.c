@@ -42,7 +42,8 @@ struct seat {
         arrivals;                 /* barriers it has come to: who is behind when one waits in vain */
     _Atomic uint64_t collectives; /* the same of a communicator beside this one, as tell_progress says */
     _Atomic int64_t step;
-    uint64_t pieces; /* pieces it has exchanged: the lowest bit picks the half */
+    _Atomic bool left; /* it comes to no further barrier */
+    uint64_t pieces;   /* pieces it has exchanged: the lowest bit picks the half */
 };
 
 struct comm_shared_memory {
@@ -161,6 +162,12 @@ static int rank_behind(const struct comm *c) {
     return rank;
 }
 
+/* Whoever has left counts no more arrivals, so they are looked at after that. */
+static bool will_never_come(const struct comm *c, int rank) {
+    const struct seat *seat = &c->state->memory->seats[rank];
+    return atomic_load(&seat->left) && atomic_load(&seat->arrivals) < atomic_load(&c->state->seat->arrivals);
+}
+
 static enum status check_parent(const struct comm *c, const char *collective) {
     if (getppid() != c->state->parent) {
         return fail_as(
@@ -183,9 +190,15 @@ static enum status wait_for_others(struct comm *c, uint32_t generation, const ch
             return fail_lost(c, collective);
         }
         CHECK(check_parent(c, collective));
+        int behind = rank_behind(c);
+        if (will_never_come(c, behind)) {
+            struct comm_loss died = {COMM_LOSS_DIED, behind, 0};
+            comm_shared_memory_mark_lost(memory, died);
+            continue;
+        }
         double patience = c->state->timeout_seconds + c->state->patience_seconds;
         if (waited >= patience) {
-            struct comm_loss late = {COMM_LOSS_LATE, rank_behind(c), patience};
+            struct comm_loss late = {COMM_LOSS_LATE, behind, patience};
             comm_shared_memory_mark_lost(memory, late);
             continue;
         }
@@ -226,8 +239,6 @@ static enum status meet(struct comm *c, const char *collective) {
     }
     return wait_for_others(c, generation, collective);
 }
-
-/* ---- arithmetic ---- */
 
 /* ---- collectives ---- */
 
@@ -391,6 +402,7 @@ static void shared_abort(struct comm *c) {
 }
 
 static void shared_free(struct comm *c) {
+    atomic_store(&c->state->seat->left, true);
     free(c->state);
     free(c);
 }

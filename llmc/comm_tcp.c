@@ -193,7 +193,12 @@ static void decide(struct comm_state *s) {
 
 static void hear_all(struct comm_state *s) {
     for (int i = 0; i < s->peer_count; i++) {
-        hear(s, &s->peers[i]);
+        struct peer *p = &s->peers[i];
+        hear(s, p);
+        if (p->file < 0 && p->into != NULL) { /* it said farewell, but was to come to this collective */
+            struct comm_loss died = {COMM_LOSS_DIED, p->rank, 0};
+            lose(s, died);
+        }
     }
     decide(s);
 }

@@ -600,6 +600,23 @@ static void a_rank_that_aborts_ends_the_others_at_once(void) {
     team_free(&team);
 }
 
+static enum status leaving_work(struct comm *c, struct report *report, const void *context) {
+    CHECK(c->barrier(c));
+    return c->rank == 2 ? STATUS_OK : endless_work(c, report, context);
+}
+
+static void a_rank_that_leaves_before_the_others_is_not_waited_for(void) {
+    struct team team;
+    team_start(&team, 3, 1024, 30, leaving_work, NULL);
+    team_wait(&team);
+    EXPECT(team.reports[2].status == STATUS_OK);
+    for (int rank = 0; rank < 2; rank++) {
+        EXPECT(team.reports[rank].status == STATUS_PEER_LOST && team.reports[rank].seconds < 5);
+        EXPECT_CONTAINS(team.reports[rank].message, "rank 2 died");
+    }
+    team_free(&team);
+}
+
 /* ---- what a communicator beside this one asks ---- */
 
 /* Rank 1 has started fewer collectives than the others and says nothing; with `context` all have started as many. */
@@ -773,6 +790,7 @@ static void run_all(void) {
     RUN(a_slow_rank_is_waited_for);
     RUN(a_pause_of_all_ranks_is_nobodys_delay);
     RUN(a_rank_that_aborts_ends_the_others_at_once);
+    RUN(a_rank_that_leaves_before_the_others_is_not_waited_for);
     RUN(of_a_stalled_collective_the_rank_that_started_fewest_is_told_late);
     RUN(of_a_stalled_collective_the_first_rank_is_told_late_though_it_is_silent);
     RUN(a_collective_that_stalls_with_all_ranks_there_is_told_as_that);
