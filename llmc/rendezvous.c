@@ -117,7 +117,7 @@ struct host {
     int there;    /* including this one */
     struct stranger strangers[STRANGERS];
     int stranger_count;
-    char refused[TEXT_BYTES]; /* why the last peer that knew the token was turned away */
+    char refused[TEXT_BYTES]; /* why a peer was turned away: the last that knew the token, if one did */
 };
 
 /* Listening at the address, or -1; errno says why. */
@@ -195,6 +195,10 @@ static void judge(struct host *h, int i) {
         close(s->file); /* no rank of anybody */
         forget_stranger(h, i);
     } else if (memcmp(s->hello.token, token, TOKEN_BYTES) != 0) {
+        if (h->refused[0] == '\0') { /* maybe not one of this run's: what is known of those goes first */
+            snprintf(h->refused, sizeof h->refused,
+                "one came with another FLASHGPT_TOKEN, or of a job of another number");
+        }
         turn_away(h, i, "the ranks there are another run's (FLASHGPT_TOKEN, or the job's number, differs)");
     } else if (ranks != (uint32_t)o->ranks || rank == 0 || rank >= ranks) {
         snprintf(h->refused, sizeof h->refused,

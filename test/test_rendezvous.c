@@ -303,6 +303,17 @@ static void a_rank_of_another_run_is_not_let_in(void) {
     team_free(&team);
 }
 
+static void who_waits_in_vain_hears_of_a_rank_with_another_token(void) {
+    struct team team;
+    team_start(&team, "127.0.0.1");
+    team_add(&team, 0, 2, "run 1", 1, 0);
+    team_add(&team, 1, 2, "run 2", 1, 0);
+    team_wait(&team);
+    EXPECT_CONTAINS(team.outcomes[0].message, "rank 1 did not come");
+    EXPECT_CONTAINS(team.outcomes[0].message, "within 1 s; one came with another FLASHGPT_TOKEN");
+    team_free(&team);
+}
+
 static void a_rank_that_counts_other_ranks_is_not_let_in_and_both_sides_say_why(void) {
     struct team team;
     team_start(&team, "127.0.0.1");
@@ -441,6 +452,7 @@ int main(void) {
     RUN(a_signal_ends_the_wait);
     RUN(an_address_that_is_none_is_told);
     RUN(a_rank_of_another_run_is_not_let_in);
+    RUN(who_waits_in_vain_hears_of_a_rank_with_another_token);
     RUN(a_rank_that_counts_other_ranks_is_not_let_in_and_both_sides_say_why);
     RUN(of_two_ranks_of_one_number_the_second_is_not_let_in);
     RUN(a_port_in_use_is_told_by_the_first_rank_and_by_the_others);
