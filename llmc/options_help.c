@@ -36,7 +36,7 @@ static void print_wrapped(FILE *out, const char *text) {
 }
 
 static void print_option(FILE *out, const struct option *row) {
-    char left[80], text[500], standard[80] = "";
+    char left[80], text[800], standard[200] = "";
     snprintf(left, sizeof left, "--%s %s", row->name, row->unit != NULL ? row->unit : "");
     if (row->type == SWITCH) {
         snprintf(standard, sizeof standard, "%s", row->standard != 0 ? " [on]" : "");
