@@ -1,7 +1,10 @@
 /* Waits are judged in windows of steps: a single step is late for many reasons. */
 #include "pace.h"
 
-static const double TELL_FRACTION = 0.1; /* of a step that is waited for a rank */
+#include <math.h>
+
+/* Least that is waited for a rank: of a step, and in any case. */
+static const double TELL_FRACTION = 0.1, TELL_MS = 1.0;
 
 void pace_init(struct pace *p) {
     memset(p, 0, sizeof *p);
@@ -38,7 +41,7 @@ bool pace_look(struct pace *p, const struct pace_sums *all, int ranks, char *tex
         slowest = all[rank].wait_ms < all[slowest].wait_ms ? rank : slowest;
     }
     double behind = behind_ms(all, ranks, slowest), step = all[slowest].step_ms / PACE_STEPS;
-    bool slow = behind >= TELL_FRACTION * step, tell = slow && slowest != p->told_rank;
+    bool slow = behind >= fmax(TELL_FRACTION * step, TELL_MS), tell = slow && slowest != p->told_rank;
     p->told_rank = slow ? slowest : -1;
     if (tell) {
         snprintf(text, size, "rank %d is slow: the others wait %.0f of a step's %.0f ms for it", slowest,

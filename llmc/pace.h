@@ -27,7 +27,7 @@ void pace_init(struct pace *pace);
 /* One more step of this rank. True, on all ranks after the same step: it is time to look. */
 bool pace_add_step(struct pace *pace, double step_ms, double wait_ms);
 /* The sums of all ranks, this one's among them; starts new ones. True: `text` names a rank for which the others wait a
-   tenth of a step and more; once for as long as it stays that rank. */
+   tenth of a step and a millisecond, or more; once for as long as it stays that rank. */
 bool pace_look(struct pace *pace, const struct pace_sums *all, int ranks, char *text, size_t size);
 
 #ifdef __cplusplus

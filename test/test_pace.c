@@ -45,6 +45,19 @@ static void small_differences_are_not_told(void) {
     EXPECT(look(&p, 5, 60, 60, 60, text, sizeof text) == 0);
 }
 
+/* Steps of the smallest models: what is a large part of them is still nothing. */
+static void less_than_a_millisecond_is_not_told(void) {
+    struct pace p;
+    char text[200] = "";
+    pace_init(&p);
+    for (int tenths = 9; tenths <= 11; tenths += 2) {
+        double step = 2.0 * PACE_STEPS, wait = 0.1 * tenths * PACE_STEPS;
+        struct pace_sums all[RANKS] = {{step, wait}, {step, 0}, {step, wait}};
+        EXPECT(pace_look(&p, all, RANKS, text, sizeof text) == (tenths == 11));
+    }
+    EXPECT_STRING(text, "rank 1 is slow: the others wait 1 of a step's 2 ms for it");
+}
+
 static void it_is_told_again_only_after_it_was_as_fast_as_the_others_or_another_was_slow(void) {
     struct pace p;
     char text[200] = "";
@@ -60,6 +73,7 @@ int main(void) {
     RUN(steps_are_added_up_but_for_the_first_ones);
     RUN(the_rank_that_waits_least_is_named_once_it_stands_out);
     RUN(small_differences_are_not_told);
+    RUN(less_than_a_millisecond_is_not_told);
     RUN(it_is_told_again_only_after_it_was_as_fast_as_the_others_or_another_was_slow);
     return test_summary();
 }
