@@ -588,32 +588,88 @@ static enum status meet_ranks(struct worker *w, const struct launch_rank *rank) 
     return comm_tcp_create(&w->ranks, &meeting);
 }
 
+/* Every rank has the same number; else the error says what of `rank N` is other than rank 0's, and the remedy. */
+static enum status check_same(struct worker *w, uint64_t own, const char *other) {
+    uint64_t *all = NULL;
+    CHECK(ALLOCATE(all, w->ranks->ranks));
+    enum status status = w->ranks->host_all_gather(w->ranks, all, &own, sizeof own);
+    for (int rank = 1; rank < w->ranks->ranks && status == STATUS_OK; rank++) {
+        if (all[rank] != all[0]) {
+            status = fail("rank %d %s", rank, other);
+        }
+    }
+    free(all);
+    return status;
+}
+
 /* Ranks of one run were given the same options, and resume from the same checkpoint. */
 static enum status check_same_options(struct worker *w) {
     struct xxh64 hash;
-    const int64_t beside[] = {w->state.step, zero_stage(w->options), reduce_dtype(w->options)};
+    const struct options *o = w->options;
+    /* of the options that a checkpoint does not keep, those that change what ranks exchange */
+    const int64_t beside[] = {w->state.step, zero_stage(o), reduce_dtype(o), strcmp(o->grad_dtype, "bf16"),
+        w->run->cuda, o->stochastic_rounding, o->deterministic, o->comm_ctas, o->dry_run};
     struct json_writer writer;
     size_t bytes;
-    uint64_t own, *all = NULL;
     json_writer_init(&writer, false);
     json_begin_object(&writer);
-    options_write_json(w->options, &writer);
+    options_write_json(o, &writer);
     json_end_object(&writer);
     CHECK(json_writer_finish(&writer, &w->options_json, &bytes));
     xxh64_init(&hash);
     xxh64_update(&hash, w->options_json, bytes);
     xxh64_update(&hash, beside, sizeof beside);
-    own = xxh64_digest(&hash);
+    return check_same(w, xxh64_digest(&hash),
+        "has other options than rank 0, another kind of device, or sees another checkpoint: start all with "
+        "the same command line, and --run-dir in a folder that all machines share");
+}
+
+static enum status check_same_data(struct worker *w) {
+    CHECK(check_same(w, dataloader_fingerprint(w->train_data),
+        "finds other shards of --train-data than rank 0, by name or size: give all machines the same files"));
+    return w->val_data == NULL
+               ? STATUS_OK
+               : check_same(w, dataloader_fingerprint(w->val_data),
+                     "finds other shards of --val-data than rank 0, by name or size: give all machines the "
+                     "same files");
+}
+
+/* A file of this rank's in the folder that the first rank has made. A network's file system may show it late. */
+static enum status sign_in(const struct worker *w, const char *folder) {
+    char path[PATH_BYTES], name[32];
+    const double end = time_seconds() + fmin(w->options->comm_timeout / 2, 60);
+    const struct timespec pause = {0, 100000000};
+    snprintf(name, sizeof name, "rank-%d", w->ranks->rank);
+    CHECK(path_join(path, sizeof path, folder, name));
+    while (!path_exists(folder) && time_seconds() < end) {
+        nanosleep(&pause, NULL);
+    }
+    return file_write_all(path, "", 0) == STATUS_OK
+               ? STATUS_OK
+               : fail("rank %d does not reach what rank 0 made in --run-dir (%s): give a folder that all "
+                      "machines share and can write",
+                     w->ranks->rank, error_message());
+}
+
+/* Else the first checkpoint, after hours maybe, would be the first to notice. */
+static enum status check_run_dir_is_shared(struct worker *w) {
+    char name[64], folder[PATH_BYTES];
+    bool first = w->ranks->rank == 0;
+    uint64_t *all = NULL, own;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    own = (uint64_t)now.tv_sec << 32 ^ (uint64_t)now.tv_nsec ^ (uint64_t)getpid() << 40;
     CHECK(ALLOCATE(all, w->ranks->ranks));
     enum status status = w->ranks->host_all_gather(w->ranks, all, &own, sizeof own);
-    for (int rank = 1; rank < w->ranks->ranks && status == STATUS_OK; rank++) {
-        if (all[rank] != all[0]) {
-            status = fail("rank %d has other options than rank 0, or sees another checkpoint: start all with "
-                          "the same command line, and --run-dir in a folder that all machines share",
-                rank);
-        }
-    }
+    snprintf(name, sizeof name, ".start-%016llx", (unsigned long long)all[0]);
     free(all);
+    CHECK(status);
+    CHECK(path_join(folder, sizeof folder, w->run->run_dir, name));
+    CHECK(comm_agree(w->ranks, first ? make_directories(folder) : STATUS_OK));
+    status = comm_agree(w->ranks, first ? STATUS_OK : sign_in(w, folder));
+    if (first) {
+        remove_tree(folder); /* where that fails an empty folder stays */
+    }
     return status;
 }
 
@@ -622,7 +678,8 @@ static enum status make_shared_run_dir(struct worker *w) {
     if (w->run->place.ranks == 0 || w->options->dry_run) {
         return STATUS_OK;
     }
-    return comm_agree(w->ranks, w->ranks->rank == 0 ? make_run_dir(w->run) : STATUS_OK);
+    CHECK(comm_agree(w->ranks, w->ranks->rank == 0 ? make_run_dir(w->run) : STATUS_OK));
+    return check_run_dir_is_shared(w);
 }
 
 /* The device, and what moves data between those of several ranks. */
@@ -656,6 +713,7 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
     if (o->val_data[0] != '\0') {
         CHECK(open_data(w, &w->val_data, false));
     }
+    CHECK(check_same_data(w));
     CHECK(open_tokenizer(w));
     pace_init(&w->pace);
     w->state.data_windows = dataloader_windows(w->train_data);

@@ -8,6 +8,8 @@
    order. Whoever reads (the thread, or dataloader_next without one) is the only one to touch the shards' files and the
    window buffer, so the lock guards the slots' bookkeeping alone. */
 #include "dataloader.h"
+
+#include "checksum.h"
 #include "random.h"
 
 #include <glob.h>
@@ -54,6 +56,7 @@ struct dataloader {
     int shard_count;
     struct shard *open[OPEN_SHARDS]; /* shard i is open in place i % OPEN_SHARDS, or not at all */
     int64_t windows, tokens, position;
+    uint64_t fingerprint;
     uint16_t *window; /* T + 1 tokens */
     struct prefetch prefetch;
 };
@@ -347,8 +350,16 @@ cleanup:
     return status;
 }
 
+static void add_to_fingerprint(struct xxh64 *hash, const struct shard *shard) {
+    const char *slash = strrchr(shard->path, '/'), *name = slash != NULL ? slash + 1 : shard->path;
+    xxh64_update(hash, name, strlen(name) + 1);
+    xxh64_update(hash, &shard->tokens, sizeof shard->tokens);
+}
+
 static enum status check_shards(struct dataloader *loader, const char *option, const char *pattern) {
     int seq_len = loader->options.seq_len;
+    struct xxh64 hash;
+    xxh64_init(&hash);
     for (int i = 0; i < loader->shard_count; i++) {
         struct loader_shard *entry = &loader->shards[i];
         CHECK(shard_open(&entry->shard, entry->shard.path));
@@ -362,7 +373,9 @@ static enum status check_shards(struct dataloader *loader, const char *option, c
         entry->first_window = loader->windows;
         loader->windows += ceil_div(entry->shard.tokens - 1, seq_len);
         loader->tokens += entry->shard.tokens;
+        add_to_fingerprint(&hash, &entry->shard);
     }
+    loader->fingerprint = xxh64_digest(&hash);
     if (loader->options.repeat && loader->windows < call_sequences(loader)) {
         return fail("%s %s: %" PRId64
                     " sequences of %d tokens are fewer than micro-batch %d times %d ranks; give more "
@@ -425,6 +438,10 @@ int64_t dataloader_tokens(const struct dataloader *loader) {
 
 int dataloader_shards(const struct dataloader *loader) {
     return loader->shard_count;
+}
+
+uint64_t dataloader_fingerprint(const struct dataloader *loader) {
+    return loader->fingerprint;
 }
 
 int64_t dataloader_position(const struct dataloader *loader) {

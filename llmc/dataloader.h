@@ -40,6 +40,8 @@ void dataloader_close(struct dataloader *loader);
 int64_t dataloader_windows(const struct dataloader *loader);
 int64_t dataloader_tokens(const struct dataloader *loader); /* in all shards */
 int dataloader_shards(const struct dataloader *loader);
+/* Of the shards' names (without their folders) and sizes in their order: equal where the same data lies. */
+uint64_t dataloader_fingerprint(const struct dataloader *loader);
 
 /* Position of the next call's first sequence over all ranks; a checkpoint keeps it. */
 int64_t dataloader_position(const struct dataloader *loader);

@@ -618,6 +618,73 @@ static void a_rank_started_with_other_options_ends_both_with_a_line(void) {
         ranks[0].text, "train_gpt: --ranks 4, but the environment started 2: leave the option out\n");
 }
 
+/* Both ranks end before the first step with this line. */
+static void both_refuse(struct trainer ranks[2], const char *message) {
+    for (int rank = 0; rank < 2; rank++) {
+        EXPECT(trainer_wait(&ranks[rank]));
+        ended_for(&ranks[rank], STATUS_ERROR, message);
+        EXPECT(ranks[rank].ending != 0 && logged_step(ranks[rank].run_dir) == 0);
+    }
+}
+
+/* As on machines whose disks are their own. */
+static void ranks_that_do_not_share_the_runs_folder_are_refused_at_the_start(void) {
+    static const char *const more[] = {"--micro-batch", "2", "--comm-timeout", "1", NULL};
+    char run_dirs[2][PATH_BYTES];
+    struct trainer ranks[2];
+    int port = free_port();
+    for (int rank = 0; rank < 2; rank++) {
+        snprintf(run_dirs[rank], PATH_BYTES, "%s/own-%d", folder, rank);
+        rank_start(&ranks[rank], rank, port, run_dirs[rank], more);
+    }
+    both_refuse(ranks, "rank 1 does not reach what rank 0 made in --run-dir");
+    EXPECT(!path_exists(run_dirs[1]));
+    remove_tree(run_dirs[0]);
+}
+
+/* A home with train-0.bin, a second shard (NULL: none) and val.bin: "~" is another folder on every rank. */
+static void make_home(const char *name, const char *second, int64_t tokens, int64_t val_tokens) {
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    EXPECT(make_directories(path) == STATUS_OK);
+    setenv("HOME", path, 1);
+    snprintf(path, sizeof path, "%s/train-0.bin", name);
+    make_shard(path, 0, 1500);
+    if (second != NULL) {
+        snprintf(path, sizeof path, "%s/%s", name, second);
+        make_shard(path, 1, tokens);
+    }
+    snprintf(path, sizeof path, "%s/val.bin", name);
+    make_shard(path, 2, val_tokens);
+}
+
+static void ranks_that_find_other_data_are_refused_at_the_start(void) {
+    static const char *const more[] = {
+        "--micro-batch", "2", "--train-data", "~/train*.bin", "--val-data", "~/val.bin", NULL};
+    static const struct {
+        const char *second;
+        int64_t tokens, val_tokens;
+        const char *option;
+    } others[] = {{NULL, 0, 700, "--train-data"}, {"train-1.bin", 899, 700, "--train-data"},
+        {"train-2.bin", 900, 700, "--train-data"}, {"train-1.bin", 900, 701, "--val-data"}};
+    char *home = getenv("HOME") == NULL ? NULL : strdup(getenv("HOME"));
+    for (int i = 0; i < 4; i++) {
+        char run_dir[PATH_BYTES], name[64], expected[128];
+        struct trainer ranks[2];
+        int port = free_port();
+        snprintf(run_dir, sizeof run_dir, "%s/other-data-%d", folder, i);
+        snprintf(name, sizeof name, "home-%d", i);
+        make_home("home", "train-1.bin", 900, 700);
+        rank_start(&ranks[0], 0, port, run_dir, more);
+        make_home(name, others[i].second, others[i].tokens, others[i].val_tokens);
+        rank_start(&ranks[1], 1, port, run_dir, more);
+        snprintf(expected, sizeof expected, "rank 1 finds other shards of %s than rank 0", others[i].option);
+        both_refuse(ranks, expected);
+    }
+    home == NULL ? unsetenv("HOME") : setenv("HOME", home, 1);
+    free(home);
+}
+
 /* ---- ranks, ZeRO stages and micro-batches ---- */
 
 static void train_split(struct outcome *o, int ranks, int zero, int micro_batch) {
@@ -726,6 +793,8 @@ int main(void) {
     RUN(ranks_started_one_by_one_train_as_those_forked);
     RUN(ranks_started_one_by_one_restart_when_any_of_them_is_killed);
     RUN(a_rank_started_with_other_options_ends_both_with_a_line);
+    RUN(ranks_that_do_not_share_the_runs_folder_are_refused_at_the_start);
+    RUN(ranks_that_find_other_data_are_refused_at_the_start);
     RUN(gradients_in_bf16_between_ranks_cost_little);
     RUN(ranks_zero_stages_and_micro_batches_give_the_same_losses);
     remove_tree(folder);
