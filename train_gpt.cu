@@ -246,16 +246,38 @@ static enum status sample(struct worker *w) {
     return status;
 }
 
-static enum status save(struct worker *w) {
-    double start = time_seconds();
-    uint64_t bytes = 0;
-    CHECK(checkpoint_save(w->run->run_dir, w->optimizer, &w->state, w->options_json, w->tokenizer,
-        w->last_checkpoint, sizeof w->last_checkpoint, &bytes));
+/* Told on the first rank; what the others know they know from it. */
+static enum status warn(struct worker *w, const char *what_now) {
     if (w->log == NULL) {
         return STATUS_OK;
     }
-    CHECK(metrics_log_checkpoint(w->log, w->state.step, w->last_checkpoint, time_seconds() - start, bytes));
-    return checkpoint_prune(w->run->run_dir, w->state.step, w->options->keep, w->options->keep_every);
+    fail("%s; %s", error_message(), what_now);
+    return metrics_log_warning(w->log, w->state.step, error_message());
+}
+
+/* A failure, which is the same on all ranks, ends the run if this is its last checkpoint. Else it goes on: what is full
+   or away now may not be so at the next one. */
+static enum status save(struct worker *w, bool last) {
+    const struct options *o = w->options;
+    double start = time_seconds();
+    uint64_t bytes = 0;
+    char path[PATH_BYTES];
+    if (w->log != NULL) {
+        CHECK(metrics_log_keep_hold(w->log)); /* another run's checkpoints are not this one's to remove */
+    }
+    enum status status = checkpoint_save(
+        w->run->run_dir, w->optimizer, &w->state, w->options_json, w->tokenizer, path, sizeof path, &bytes);
+    if (status == STATUS_ERROR && !last) {
+        return warn(w, "the run goes on to the next checkpoint");
+    }
+    CHECK(status);
+    memcpy(w->last_checkpoint, path, sizeof path);
+    if (w->log == NULL) {
+        return STATUS_OK;
+    }
+    CHECK(metrics_log_checkpoint(w->log, w->state.step, path, time_seconds() - start, bytes));
+    status = checkpoint_prune(w->run->run_dir, w->state.step, o->keep, o->keep_every);
+    return status == STATUS_ERROR ? warn(w, "it is tried again after the next checkpoint") : status;
 }
 
 /* ---- the loop ---- */
@@ -300,7 +322,6 @@ static enum status profiled_step(struct worker *w) {
 
 static enum status train(struct worker *w) {
     const struct options *o = w->options;
-    int64_t saved_step = w->state.step;
     w->start_seconds = time_seconds();
     w->start_step = w->state.step;
     while (w->state.step < o->steps) {
@@ -318,8 +339,7 @@ static enum status train(struct worker *w) {
         double stop = launch_signal_caught();
         CHECK(w->comm->host_all_reduce(w->comm, &stop, 1, COMM_MAX));
         if (due(step, o->checkpoint_every) || (last && o->checkpoint_every > 0) || stop > 0.0) {
-            CHECK(save(w));
-            saved_step = step;
+            CHECK(save(w, last || stop > 0.0));
         }
         if (stop > 0.0 && !last) {
             char text[PATH_BYTES + 128];
@@ -328,7 +348,7 @@ static enum status train(struct worker *w) {
                 stop == SIGINT   ? "SIGINT"
                 : stop == SIGHUP ? "SIGHUP"
                                  : "SIGTERM",
-                (long long)saved_step, w->run->run_dir);
+                (long long)step, w->run->run_dir);
             return note(w, text);
         }
     }
@@ -1220,6 +1240,7 @@ int main(int argc, char **argv) {
     static struct run run; /* zeroed; too large for comfort on the stack */
     fill_standard_files();
     signal(SIGPIPE, SIG_IGN); /* what nobody reads any more (`| head -1`) is lost, and the run goes on */
+    signal(SIGXFSZ, SIG_IGN); /* a limit on the size of files is like a full disk */
     make_openmp_wait_calmly(argv);
     int code = 0;
     if (launch_read_environment(&run.place) != STATUS_OK) {

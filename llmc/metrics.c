@@ -191,6 +191,8 @@ struct metrics_log {
     int file;   /* -1: none */
     int print_every;
     bool quiet, terminal, utf8;
+    bool any_line;        /* is in the file, since it was opened */
+    bool losing_lines;    /* the file did not take the last one */
     bool any_step;        /* since it was opened */
     double drawn_seconds; /* when the progress line was drawn last */
     char progress[1024];  /* what stands at the bottom of the terminal; "" nothing */
@@ -233,6 +235,17 @@ static void print_line(struct metrics_log *log, const char *text) {
         fputs(CLEAR_LINE, stdout);
     }
     log_line("%s", text);
+    fputs(log->progress, stdout);
+    fflush(stdout);
+}
+
+/* On stderr, also where nothing else is printed. */
+static void print_warning(struct metrics_log *log, const char *text) {
+    if (log->progress[0] != '\0') {
+        fputs(CLEAR_LINE, stdout);
+        fflush(stdout);
+    }
+    fprintf(stderr, "train_gpt: %s\n", text);
     fputs(log->progress, stdout);
     fflush(stdout);
 }
@@ -372,38 +385,76 @@ static enum status cut_log(const struct metrics_log *log, int64_t resume_step) {
 /* One run at a time writes a folder: two would cut each other's log and remove each other's checkpoints in the making.
    The lock goes with the process. One that was just killed may take a moment to go, so a second look is worth it. File
    systems that have no locks do without. */
-static enum status lock_log(const struct metrics_log *log) {
-    enum { LOOKS = 20 };
+static enum status lock_log(const char *path, int file, int looks) {
     const struct timespec pause = {.tv_nsec = 100000000};
-    for (int look = 1; flock(log->file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; look++) {
-        if (look == LOOKS) {
-            return fail(
-                "%s: another run is writing it; wait for its end, or choose another --run-dir", log->path);
+    for (int look = 1; flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; look++) {
+        if (look == looks) {
+            return fail("%s: another run is writing it; wait for its end, or choose another --run-dir", path);
         }
         nanosleep(&pause, NULL);
     }
     return STATUS_OK;
 }
 
-/* On failure nothing of the line stays. */
-static enum status append_line(const struct metrics_log *log, const char *text, size_t bytes) {
-    if (log->file < 0) {
+enum status metrics_log_keep_hold(struct metrics_log *log) {
+    struct stat held, named;
+    if (log->file < 0 || (fstat(log->file, &held) == 0 && stat(log->path, &named) == 0 &&
+                             held.st_dev == named.st_dev && held.st_ino == named.st_ino)) {
         return STATUS_OK;
     }
+    int file = open(log->path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (file < 0) {
+        return STATUS_OK; /* its folder is gone, too; the next checkpoint makes it again */
+    }
+    enum status status = lock_log(log->path, file, 1);
+    if (status != STATUS_OK) {
+        close(file);
+        return status;
+    }
+    close(log->file);
+    log->file = file;
+    return STATUS_OK;
+}
+
+/* On failure nothing of the line stays. */
+static enum status append_line(struct metrics_log *log, const char *text, size_t bytes) {
     char *line;
     CHECK(ALLOCATE(line, bytes + 1));
     memcpy(line, text, bytes);
     line[bytes++] = '\n';
     off_t start = lseek(log->file, 0, SEEK_END);
     enum status status = stream_write(log->file, log->path, line, bytes);
-    if (status != STATUS_OK) {
-        fail("%s; make room and resume", error_message());
-        if (ftruncate(log->file, start) != 0) {
-            fail("%s, and its last line is torn: %s", error_message(), strerror(errno));
-        }
+    if (status != STATUS_OK && ftruncate(log->file, start) != 0 && errno != EINVAL) { /* EINVAL: a device */
+        fail("%s, and its last line is torn: %s", error_message(), strerror(errno));
     }
     free(line);
     return status;
+}
+
+/* A file that takes no more is an error at the start; later on the run is worth more than its log. */
+static enum status append_or_lose_line(struct metrics_log *log, const char *text, size_t bytes) {
+    if (log->file < 0) {
+        return STATUS_OK;
+    }
+    CHECK(metrics_log_keep_hold(log));
+    enum status status = append_line(log, text, bytes);
+    if (status == STATUS_OK) {
+        log->any_line = true;
+        log->losing_lines = false;
+        return STATUS_OK;
+    }
+    if (status != STATUS_ERROR) {
+        return status;
+    }
+    if (!log->any_line) {
+        return fail("%s; make room and start again", error_message());
+    }
+    if (!log->losing_lines) {
+        fail("%s; the run goes on, its log is incomplete until there is room", error_message());
+        print_warning(log, error_message());
+    }
+    log->losing_lines = true;
+    return STATUS_OK;
 }
 
 void metrics_begin_event(struct json_writer *w, const char *type, int64_t step) {
@@ -421,7 +472,7 @@ enum status metrics_end_event(struct metrics_log *log, struct json_writer *w) {
     size_t bytes;
     json_end_object(w);
     CHECK(json_writer_finish(w, &text, &bytes));
-    enum status status = append_line(log, text, bytes);
+    enum status status = append_or_lose_line(log, text, bytes);
     free(text);
     return status;
 }
@@ -430,6 +481,7 @@ enum status metrics_end_event(struct metrics_log *log, struct json_writer *w) {
 
 enum status metrics_log_open(
     struct metrics_log **out, const char *path, bool quiet, int print_every, int64_t resume_step) {
+    enum { LOOKS = 20 };
     *out = NULL;
     struct metrics_log *log;
     CHECK(ALLOCATE(log, 1));
@@ -444,7 +496,7 @@ enum status metrics_log_open(
         log->file = log->path == NULL ? -1 : open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
         status = log->path == NULL ? STATUS_OUT_OF_MEMORY
                  : log->file < 0   ? fail("%s: cannot open for writing: %s", path, strerror(errno))
-                                   : lock_log(log);
+                                   : lock_log(path, log->file, LOOKS);
         status = status == STATUS_OK ? cut_log(log, resume_step) : status;
     }
     if (status != STATUS_OK) {
@@ -572,10 +624,19 @@ enum status metrics_log_checkpoint(
     return metrics_end_event(log, &w);
 }
 
-enum status metrics_log_note(struct metrics_log *log, int64_t step, const char *text) {
-    print_line(log, text);
+static enum status log_text(struct metrics_log *log, int64_t step, const char *text) {
     struct json_writer w;
     metrics_begin_event(&w, "note", step);
     json_string_member(&w, "text", text);
     return metrics_end_event(log, &w);
+}
+
+enum status metrics_log_note(struct metrics_log *log, int64_t step, const char *text) {
+    print_line(log, text);
+    return log_text(log, step, text);
+}
+
+enum status metrics_log_warning(struct metrics_log *log, int64_t step, const char *text) {
+    print_warning(log, text);
+    return log_text(log, step, text);
 }

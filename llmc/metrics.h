@@ -36,8 +36,9 @@ void format_step(char *out, size_t size, const struct step_metrics *step, int co
 /* Shows the run on stdout and keeps it in log.jsonl. On a terminal the progress line stays at the bottom, redrawn in
    place, and everything else scrolls above it; elsewhere there is a plain line every so many steps. The file has an
    object a line, each with "type" ("start", "step", "eval", "multiple_choice", "sample", "checkpoint", "profile",
-   "note"), "step" and "time" (Unix seconds), written at once. Only the first rank has one. Errors of the file (a full disk, too) are returned; its last line stays
-   whole. */
+   "note"), "step" and "time" (Unix seconds), written at once. Only the first rank has one. What cannot be written (the disk is
+   full) is an error for the first line; later ones are lost with one warning until there is room again, and none is torn.
+   A log that was removed or replaced is begun again. */
 struct metrics_log;
 /* path: of log.jsonl, appended to; NULL: none. print_every: steps between plain lines. On resume, lines from the first
    of a step after `resume_step` on are cut off (-1: none), so that a step stands once in the log; and so is a last line
@@ -53,8 +54,11 @@ enum status metrics_log_choices(struct metrics_log *log, int64_t step, int64_t q
 enum status metrics_log_sample(struct metrics_log *log, int64_t step, const char *text, size_t bytes);
 enum status metrics_log_checkpoint(
     struct metrics_log *log, int64_t step, const char *path, double seconds, uint64_t bytes);
-/* A notice to the person at the terminal. */
+/* A notice to the person at the terminal; a warning goes to stderr, also in a quiet run. */
 enum status metrics_log_note(struct metrics_log *log, int64_t step, const char *text);
+enum status metrics_log_warning(struct metrics_log *log, int64_t step, const char *text);
+/* Is log.jsonl still this run's? Opens it again where it was removed; an error says that another run writes there. */
+enum status metrics_log_keep_hold(struct metrics_log *log);
 /* An event of the caller's own, to the file only: begin opens the object and writes what every event has, the caller adds
    members, end closes it, appends the line and frees the text. */
 void metrics_begin_event(struct json_writer *w, const char *type, int64_t step);

@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -570,40 +571,103 @@ static void test_a_long_log_is_cut_in_the_middle(void) {
     free(events);
 }
 
-static void test_a_full_disk_is_an_error_that_names_the_file(void) {
+static void test_a_disk_that_is_full_from_the_start_is_an_error_that_names_the_file(void) {
     struct metrics_log *log = NULL;
     EXPECT(metrics_log_open(&log, "/dev/full", true, 1, -1) == STATUS_OK);
     struct step_metrics m = step_at(1);
     EXPECT(metrics_log_step(log, &m) == STATUS_ERROR);
-    EXPECT_CONTAINS(
-        error_message(), "/dev/full: cannot write: No space left on device; make room and resume");
+    EXPECT_STRING(
+        error_message(), "/dev/full: cannot write: No space left on device; make room and start again");
     metrics_log_close(log);
 }
 
-static void test_a_disk_that_fills_within_a_line_leaves_whole_lines(void) {
+/* stderr, until the second call puts it back and gives what came; of a pipe, which no limit on files cuts. */
+struct captured {
+    int before, reader;
+    char text[1000];
+};
+
+static void capture_errors(struct captured *c) {
+    int ends[2];
+    fflush(stderr);
+    c->before = dup(STDERR_FILENO);
+    EXPECT(pipe(ends) == 0);
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[1]);
+    c->reader = ends[0];
+}
+
+static void end_capture(struct captured *c) {
+    dup2(c->before, STDERR_FILENO);
+    close(c->before);
+    ssize_t bytes = read(c->reader, c->text, sizeof c->text - 1);
+    c->text[bytes > 0 ? bytes : 0] = '\0';
+    close(c->reader);
+}
+
+static void test_lines_that_a_full_disk_does_not_take_are_lost_with_one_warning_and_none_is_torn(void) {
     unlink(log_path);
     struct metrics_log *log = open_log(-1);
     EXPECT(metrics_log_note(log, 1, "fits") == STATUS_OK);
     struct stat info;
     EXPECT(stat(log_path, &info) == 0);
     struct rlimit old, limit;
+    struct captured errors;
+    char expected[300];
     getrlimit(RLIMIT_FSIZE, &old);
     limit = old;
     limit.rlim_cur = (rlim_t)info.st_size + 10; /* some bytes of the next line */
     void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    capture_errors(&errors);
     setrlimit(RLIMIT_FSIZE, &limit);
-    enum status status = metrics_log_note(log, 2, "does not fit");
+    EXPECT(metrics_log_note(log, 2, "does not fit") == STATUS_OK);
+    EXPECT(metrics_log_note(log, 3, "neither") == STATUS_OK);
     setrlimit(RLIMIT_FSIZE, &old);
+    end_capture(&errors);
     signal(SIGXFSZ, handler);
-    EXPECT(status == STATUS_ERROR);
-    EXPECT_CONTAINS(error_message(), "log.jsonl: cannot write: File too large");
-    EXPECT(metrics_log_note(log, 3, "fits again") == STATUS_OK);
+    snprintf(expected, sizeof expected,
+        "train_gpt: %s: cannot write: File too large; the run goes on, its log is incomplete until there is "
+        "room\n",
+        log_path);
+    EXPECT_STRING(errors.text, expected);
+    EXPECT(metrics_log_note(log, 4, "fits again") == STATUS_OK);
     metrics_log_close(log);
     struct json *events[3] = {NULL};
     EXPECT(read_events(events, 3) == 2);
-    EXPECT(number_of(events[0], "step") == 1 && number_of(events[1], "step") == 3);
+    EXPECT(number_of(events[0], "step") == 1 && number_of(events[1], "step") == 4);
     json_free(events[0]);
     json_free(events[1]);
+}
+
+static void test_a_log_that_was_removed_is_begun_again(void) {
+    unlink(log_path);
+    struct metrics_log *log = open_log(-1);
+    EXPECT(metrics_log_note(log, 1, "before") == STATUS_OK);
+    unlink(log_path);
+    EXPECT(metrics_log_note(log, 2, "after") == STATUS_OK);
+    int other = open(log_path, O_RDWR); /* it is held as the first was */
+    EXPECT(flock(other, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK);
+    close(other);
+    metrics_log_close(log);
+    struct json *events[2] = {NULL};
+    EXPECT(read_events(events, 2) == 1);
+    EXPECT(number_of(events[0], "step") == 2);
+    json_free(events[0]);
+}
+
+static void test_a_run_whose_folder_another_run_has_taken_ends(void) {
+    unlink(log_path);
+    struct metrics_log *log = open_log(-1);
+    EXPECT(metrics_log_note(log, 1, "mine") == STATUS_OK);
+    unlink(log_path);
+    struct metrics_log *other = open_log(-1);
+    EXPECT(metrics_log_note(other, 1, "another's") == STATUS_OK);
+    EXPECT(metrics_log_keep_hold(log) == STATUS_ERROR);
+    EXPECT_CONTAINS(error_message(), "log.jsonl: another run is writing it");
+    EXPECT(metrics_log_note(log, 2, "lost") == STATUS_ERROR);
+    EXPECT(metrics_log_note(other, 2, "another's") == STATUS_OK);
+    metrics_log_close(other);
+    metrics_log_close(log);
 }
 
 static void test_a_log_that_cannot_be_opened_is_an_error_that_names_it(void) {
@@ -656,8 +720,10 @@ int main(void) {
     RUN(test_a_resume_at_or_beyond_the_end_cuts_nothing);
     RUN(test_a_torn_last_line_is_dropped);
     RUN(test_a_long_log_is_cut_in_the_middle);
-    RUN(test_a_full_disk_is_an_error_that_names_the_file);
-    RUN(test_a_disk_that_fills_within_a_line_leaves_whole_lines);
+    RUN(test_a_disk_that_is_full_from_the_start_is_an_error_that_names_the_file);
+    RUN(test_lines_that_a_full_disk_does_not_take_are_lost_with_one_warning_and_none_is_torn);
+    RUN(test_a_log_that_was_removed_is_begun_again);
+    RUN(test_a_run_whose_folder_another_run_has_taken_ends);
     RUN(test_a_log_that_cannot_be_opened_is_an_error_that_names_it);
     RUN(test_a_log_that_another_run_writes_is_left_alone);
     remove_tree(folder);

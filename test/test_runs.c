@@ -681,7 +681,9 @@ static void ranks_that_find_other_data_are_refused_at_the_start(void) {
         snprintf(expected, sizeof expected, "rank 1 finds other shards of %s than rank 0", others[i].option);
         both_refuse(ranks, expected);
     }
-    home == NULL ? unsetenv("HOME") : setenv("HOME", home, 1);
+    if (home != NULL) {
+        setenv("HOME", home, 1);
+    }
     free(home);
 }
 
