@@ -4,6 +4,10 @@
 build=$(cd "${FLASHGPT_BUILD:-build}" 2>/dev/null && pwd)
 prepare=$build/prepare
 train_gpt=$(realpath "${FLASHGPT_TRAINER:-$build/train_gpt}")
+if [ ! -x "$train_gpt" ]; then
+    echo "${FLASHGPT_BUILD:-build} has no train_gpt: make builds it; FLASHGPT_BUILD names another folder"
+    exit 1
+fi
 folder=$(mktemp -d)
 trap 'chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
 passed=0
