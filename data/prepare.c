@@ -587,8 +587,7 @@ static enum status list_inputs(struct job *job, char **paths, int path_count) {
     if (job->files_from != NULL) {
         CHECK(inputs_add_list(&job->inputs, job->files_from));
     }
-    job->single_file =
-        path_count == 1 && job->files_from == NULL && texts == 0 && !path_is_directory(paths[0]);
+    job->single_file = job->inputs.count == 1 && !job->standard_input;
     return STATUS_OK;
 }
 
@@ -675,12 +674,17 @@ static enum status decode_shards(struct job *job, char **paths, int path_count) 
     return fflush(stdout) == 0 ? STATUS_OK : fail("cannot write the text: %s", strerror(errno));
 }
 
+static const char *plural(int64_t count) {
+    return count == 1 ? " " : "s"; /* as wide, for the columns */
+}
+
 static void print_summary(const struct job *job) {
     for (int side = TRAIN; side <= VAL; side++) {
         const struct output *output = &job->outputs[side];
-        printf("%-5s  %8" PRId64 " files  %14" PRId64 " tokens  %6" PRId64 " shards  %s/%s_*.bin\n",
-            output->name, output->state.files, output->state.tokens, output->state.shards, job->out_dir,
-            output->name);
+        const struct output_state *state = &output->state;
+        printf("%-5s  %8" PRId64 " file%s  %14" PRId64 " tokens  %6" PRId64 " shard%s  %s/%s_*.bin\n",
+            output->name, state->files, plural(state->files), state->tokens, state->shards,
+            plural(state->shards), job->out_dir, output->name);
     }
     if (job->progress.skipped > 0) {
         fprintf(stderr, "note: skipped %" PRId64 " binary or empty files in all\n", job->progress.skipped);

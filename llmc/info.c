@@ -161,11 +161,12 @@ static enum status try_tokenizer(FILE *out, const char *path) {
 /* One side of a manifest. */
 static void print_side(FILE *out, const struct json *manifest, const char *name) {
     const struct json *side = json_get(manifest, name), *shards = json_get(side, "shards");
+    size_t count = shards != NULL ? shards->count : 0;
     int64_t tokens, documents;
     if (json_get_integer(side, "tokens", 0, INT64_MAX, &tokens, name) == STATUS_OK &&
         json_get_integer(side, "documents", 0, INT64_MAX, &documents, name) == STATUS_OK) {
-        line(out, "", "%s: %" PRId64 " tokens of %" PRId64 " documents in %zu shards", name, tokens,
-            documents, shards != NULL ? shards->count : 0);
+        line(out, "", "%s: %" PRId64 " tokens of %" PRId64 " document%s in %zu shard%s", name, tokens,
+            documents, documents == 1 ? "" : "s", count, count == 1 ? "" : "s");
     }
 }
 

@@ -71,6 +71,17 @@ test_a_single_file_is_cut_after_a_line() {
     [ "$(tokens out/*.bin | wc -l)" -eq $((900 + 2)) ]
 }
 
+test_a_folder_or_list_of_one_file_is_cut_as_the_file_itself() {
+    mkdir in
+    letters 1000 x >in/text
+    "$prepare" --out-dir one in/text
+    "$prepare" --out-dir folder in
+    echo in/text | "$prepare" --out-dir list --files-from -
+    diff -r one folder
+    diff -r one list
+    [ "$(tokens folder/val_000000.bin | wc -l)" -eq 101 ]
+}
+
 test_a_single_file_of_one_line_is_cut_at_the_share() {
     letters 1000 x >text
     "$prepare" --out-dir out --val-fraction 0.25 text
@@ -184,8 +195,11 @@ test_the_summary_counts_files_tokens_and_shards() {
     letters 100 x >in/a
     letters 9 x >in/b
     "$prepare" --out-dir out in >summary
-    [ "$(sed -n 1p summary | xargs)" = "train 1 files 101 tokens 1 shards out/train_*.bin" ]
-    [ "$(sed -n 2p summary | xargs)" = "val 1 files 10 tokens 1 shards out/val_*.bin" ]
+    [ "$(sed -n 1p summary | xargs)" = "train 1 file 101 tokens 1 shard out/train_*.bin" ]
+    [ "$(sed -n 2p summary | xargs)" = "val 1 file 10 tokens 1 shard out/val_*.bin" ]
+    letters 9 x >in/c
+    "$prepare" --out-dir out --overwrite --shard-tokens 50 in >summary
+    [ "$(sed -n 1p summary | xargs)" = "train 2 files 111 tokens 2 shards out/train_*.bin" ]
 }
 
 test_standard_input_is_a_document() {
