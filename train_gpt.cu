@@ -14,6 +14,7 @@
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -170,9 +171,9 @@ static enum status train_step(struct worker *w) {
         CHECK(look_at_pace(w));
     }
     if (o->max_skipped > 0 && state->skipped_in_row >= o->max_skipped) {
-        return fail(
-            "%lld steps in a row were skipped, the last for a %s, and the weights are as before them: lower "
-            "--learning-rate, or go on from an earlier checkpoint of %s",
+        return fail("steps in a row that were skipped: %lld, the last for a %s; the weights are as before "
+                    "them: lower "
+                    "--learning-rate, or go on from an earlier checkpoint of %s",
             (long long)state->skipped_in_row, skipped_because, w->run->run_dir);
     }
     return STATUS_OK;
@@ -537,6 +538,28 @@ static enum status load_weights(struct worker *w) {
     return optimizer_initialize(w->optimizer, (uint64_t)w->options->seed);
 }
 
+/* Disks that are too small are better known now than at the first checkpoint. A new one is written before an old one goes;
+   those of a run that goes on are there already. */
+static void note_disk_space(const struct worker *w) {
+    enum { BYTES_A_PARAMETER = 12 }; /* its value and two moments, fp32 */
+    struct statvfs disk;
+    int64_t keep = w->options->keep;
+    double copies = keep > 0 && w->run->checkpoint[0] == '\0' ? (double)keep + 1 : 1;
+    double one = (double)model_get_layout(w->model)->parameters * BYTES_A_PARAMETER;
+    if (w->options->dry_run || statvfs(w->run->run_dir, &disk) != 0 || disk.f_blocks == 0) {
+        return;
+    }
+    double room = (double)disk.f_bavail * (double)disk.f_frsize;
+    if (room < copies * one) {
+        char size[32], there[32];
+        format_bytes(size, sizeof size, (uint64_t)one);
+        format_bytes(there, sizeof there, (uint64_t)room);
+        log_line(
+            "note     a checkpoint takes %s, %.0f of them are to fit, and the disk of %s has room for %s",
+            size, copies, w->run->run_dir, there);
+    }
+}
+
 static void print_summary(const struct worker *w) {
     const struct options *o = w->options;
     const struct model_config *c = &w->run->config;
@@ -565,6 +588,7 @@ static void print_summary(const struct worker *w) {
         w->comm->ranks, w->comm->ranks == 1 ? "" : "s");
     if (w->run->run_dir[0] != '\0') {
         log_line("run      %s", w->run->run_dir);
+        note_disk_space(w);
     }
     if (w->run->checkpoint[0] != '\0') {
         log_line("resume   %s: step %lld of %lld", w->run->checkpoint, (long long)w->state.step,

@@ -98,6 +98,16 @@ fails "run folder where nothing can be written" "/proc/flashgpt" $small --run-di
 if ! "$train_gpt" $small --run-dir "$folder/run" --steps 4 --checkpoint-every 2 >"$folder/out" 2>&1; then
     bad "a good run" "$(cat "$folder/out")"
 fi
+# a checkpoint of 22k parameters takes 261 KiB: a hundred million of them fit on no disk
+"$train_gpt" $small --quiet=false --run-dir "$folder/many" --keep 100000000 >"$folder/out" 2>&1
+if grep -q "^note  *a checkpoint takes 2.. KiB, 100000001 of them are to fit, and the disk of $folder/many has" "$folder/out"; then
+    ok "more checkpoints than the disk holds are noted"
+else
+    bad "more checkpoints than the disk holds are noted" "$(cat "$folder/out")"
+fi
+# a weight grows tenfold in every step until it is infinite
+fails "weights that explode" "steps in a row that were skipped: 3, the last for a non-finite" $small --steps 1000 \
+    --max-skipped 3 --learning-rate 100 --warmup-steps 0 --run-dir "$folder/explodes"
 before=$(find "$folder/run" -type f -exec cksum {} + | sort)
 fails "run folder that holds another run" "$folder/run.*--resume" $small --run-dir "$folder/run"
 if [ "$before" = "$(find "$folder/run" -type f -exec cksum {} + | sort)" ]; then
