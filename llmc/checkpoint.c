@@ -22,11 +22,16 @@
 #include <unistd.h>
 
 enum { PATH_BYTES = 4096, STATE_VERSION = 1, MESSAGE_BYTES = 1024 };
-/* Ranks wait so much longer for one that writes or reads: gigabytes, on a disk that all share. */
-static const double DISK_SECONDS = 600;
 static const char WEIGHTS[] = "model.safetensors", CONFIG[] = "config.json", STATE[] = "state.json",
                   CHECKSUMS[] = "checksums.xxh64";
 static const char TEMPORARY_PREFIX[] = ".tmp-", STEP_PREFIX[] = "step-";
+
+/* Ranks wait so much longer for one that writes or reads, on a disk that all share, and that may be busy. */
+static double disk_seconds(const struct optimizer *optimizer) {
+    enum { BYTES_A_PARAMETER = 12, SLOW_BYTES_A_SECOND = 50000000, BUSY_SECONDS = 60 };
+    double bytes = (double)model_get_layout(optimizer->model)->parameters * BYTES_A_PARAMETER;
+    return BUSY_SECONDS + bytes / SLOW_BYTES_A_SECOND;
+}
 
 static enum status checkpoints_folder(char out[PATH_BYTES], const char *run_dir) {
     return path_join(out, PATH_BYTES, run_dir, "checkpoints");
@@ -340,7 +345,7 @@ enum status checkpoint_save(const char *run_dir, struct optimizer *optimizer, co
     CHECK(checkpoints_folder(s.parent, run_dir));
     CHECK(step_folder(s.temporary, s.parent, TEMPORARY_PREFIX, state->step));
     CHECK(step_folder(s.final, s.parent, "", state->step));
-    comm->be_patient(comm, DISK_SECONDS);
+    comm->be_patient(comm, disk_seconds(optimizer));
     enum status status = save(&s, run_dir);
     comm->be_patient(comm, 0);
     free(s.checksums);
@@ -613,8 +618,9 @@ static enum status import_bucket(void *optimizer, int bucket, const float *value
     return optimizer_import_bucket((struct optimizer *)optimizer, bucket, values);
 }
 
-static enum status agree_on_reading(struct comm *comm, enum status own_status) {
-    comm->be_patient(comm, DISK_SECONDS);
+static enum status agree_on_reading(struct optimizer *optimizer, enum status own_status) {
+    struct comm *comm = optimizer->comm;
+    comm->be_patient(comm, disk_seconds(optimizer));
     enum status status = comm_agree(comm, own_status);
     comm->be_patient(comm, 0);
     return status;
@@ -622,8 +628,8 @@ static enum status agree_on_reading(struct comm *comm, enum status own_status) {
 
 enum status checkpoint_load_weights(const char *path, struct optimizer *optimizer) {
     const struct model *model = optimizer->model;
-    return agree_on_reading(optimizer->comm, hugging_face_read_weights(path, model_get_config(model),
-                                                 model_get_layout(model), import_bucket, optimizer));
+    return agree_on_reading(optimizer, hugging_face_read_weights(path, model_get_config(model),
+                                           model_get_layout(model), import_bucket, optimizer));
 }
 
 static enum status read_moments(const char *path, struct optimizer *optimizer) {
@@ -633,5 +639,5 @@ static enum status read_moments(const char *path, struct optimizer *optimizer) {
 }
 
 enum status checkpoint_load_moments(const char *path, struct optimizer *optimizer) {
-    return agree_on_reading(optimizer->comm, read_moments(path, optimizer));
+    return agree_on_reading(optimizer, read_moments(path, optimizer));
 }

@@ -1018,6 +1018,27 @@ static void test_a_full_disk_on_any_rank_fails_on_all_and_harms_nothing(void) {
     }
 }
 
+static double longest_patience; /* that a communicator of this process was asked for, in seconds */
+
+static void note_patience(struct comm *c, double seconds) {
+    (void)c;
+    longest_patience = fmax(longest_patience, seconds);
+}
+
+static void save_with_noted_patience(struct rank *r, const void *argument) {
+    (void)argument;
+    r->comm->be_patient = note_patience;
+    save_step(r, 40);
+    double writing = 12.0 * (double)model_get_layout(r->model)->parameters / 50e6; /* at 50 MB a second */
+    EXPECT_NEAR(longest_patience, 60 + writing, 1e-9);
+}
+
+static void test_ranks_are_patient_with_one_that_saves_as_long_as_its_bytes_take(void) {
+    const struct setup two = {&multi_head, 2, 1, false};
+    new_run();
+    on_ranks(&two, save_with_noted_patience, NULL);
+}
+
 static void save_where_a_file_is_in_the_way(struct rank *r, const void *argument) {
     (void)argument;
     save_and_expect_failure(r, "cannot create the folder");
@@ -1181,6 +1202,7 @@ int main(void) {
     RUN(test_if_all_are_damaged_it_is_an_error_and_if_there_is_none_it_is_not);
     RUN(test_steps_are_compared_as_numbers);
     RUN(test_a_damaged_checkpoint_is_replaced_when_its_step_comes_again);
+    RUN(test_ranks_are_patient_with_one_that_saves_as_long_as_its_bytes_take);
     RUN(test_a_full_disk_on_any_rank_fails_on_all_and_harms_nothing);
     RUN(test_a_folder_that_cannot_be_made_fails_on_all_ranks);
     RUN(test_paths_up_to_the_systems_limit_work_and_longer_ones_are_an_error);
