@@ -35,6 +35,17 @@ static volatile sig_atomic_t role = ROLE_ALONE;
 static volatile sig_atomic_t first_signal;
 static volatile sig_atomic_t end_at_once;
 static _Atomic int64_t first_signal_ms;
+static volatile sig_atomic_t errors_are_read; /* stderr is a terminal */
+
+/* A step may take a while, and who presses Ctrl-C waits for an answer. */
+static void answer_interrupt(void) {
+    static const char text[] =
+        "\ntrain_gpt: interrupted: the run saves this step and stops; another Ctrl-C ends it at once\n";
+    int before = errno;
+    if (errors_are_read && role != ROLE_RANK && write(STDERR_FILENO, text, sizeof text - 1) < 0) {
+        errno = before; /* nobody reads it any more */
+    }
+}
 
 static void catch_stop_signal(int number) {
     struct timespec now;
@@ -43,6 +54,9 @@ static void catch_stop_signal(int number) {
     if (first_signal == 0) {
         first_signal = number;
         first_signal_ms = now_ms;
+        if (number == SIGINT) {
+            answer_interrupt();
+        }
     } else if (number == SIGINT && now_ms - first_signal_ms >= SAME_WISH_MS) {
         end_at_once = 1;
         if (role == ROLE_ALONE) {
@@ -74,6 +88,7 @@ static bool hangup_is_ignored(void) {
 void launch_catch_signals(void) {
     /* Reads and writes go on after a signal instead of failing with EINTR. */
     struct sigaction action = {.sa_handler = catch_stop_signal, .sa_flags = SA_RESTART};
+    errors_are_read = isatty(STDERR_FILENO);
     stop_signal_set(&action.sa_mask);
     for (int i = 0; i < STOP_SIGNALS; i++) {
         if (stop_signals[i] != SIGHUP || !hangup_is_ignored()) {

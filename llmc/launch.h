@@ -70,7 +70,8 @@ void launch_print_error(const char *format, ...) __attribute__((format(printf, 1
 /* The stop signals SIGINT, SIGTERM and SIGHUP (unless it was ignored, as nohup has it) only set a flag, from
    here on; the loop asks after each step. Ranks forked by launch_local are so from their first moment. A
    SIGINT after the first signal ends the run at once, unless it follows so closely that it is the same wish:
-   `timeout` and terminals signal a process and its whole group. */
+   `timeout` and terminals signal a process and its whole group. Where stderr is a terminal the first SIGINT is
+   answered there. */
 void launch_catch_signals(void);
 int launch_signal_caught(void); /* 0, or the signal's number */
 

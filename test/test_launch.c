@@ -4,6 +4,7 @@
 #include "llmc/launch.h"
 #include "test.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -25,7 +26,8 @@ struct board {
 struct run {
     struct board *board;
     pid_t supervisor;
-    int errors; /* read end of its stderr; at its end when the last of its processes is gone */
+    bool on_terminal; /* its stderr is one, not a pipe */
+    int errors;       /* read end of its stderr; at its end when the last of its processes is gone */
     char text[2048];
     int ending;
     double seconds; /* from run_start to the end of all its processes */
@@ -40,7 +42,13 @@ static void run_start_with_timeout(
     run->text[0] = '\0';
     run->start = time_seconds();
     int ends[2];
-    EXPECT(pipe(ends) == 0);
+    if (run->on_terminal) {
+        ends[0] = posix_openpt(O_RDWR | O_NOCTTY);
+        EXPECT(ends[0] >= 0 && grantpt(ends[0]) == 0 && unlockpt(ends[0]) == 0);
+        ends[1] = open(ptsname(ends[0]), O_RDWR | O_NOCTTY);
+    } else {
+        EXPECT(pipe(ends) == 0);
+    }
     fflush(stdout);
     run->supervisor = fork();
     if (run->supervisor == 0) {
@@ -396,7 +404,7 @@ static void signal_handlers_and_mask_are_put_back(void) {
 /* ---- bad ends ---- */
 
 static void a_rank_that_fails_tells_its_error_once_and_its_code_is_the_runs(void) {
-    struct run run;
+    struct run run = {0};
     run_start(&run, 4, 30, work, FAULT_RANK_2_FAILS);
     run_wait(&run);
     EXPECT(exit_code(&run) == STATUS_ERROR);
@@ -405,7 +413,7 @@ static void a_rank_that_fails_tells_its_error_once_and_its_code_is_the_runs(void
 }
 
 static void an_error_that_all_ranks_meet_is_told_once(void) {
-    struct run run;
+    struct run run = {0};
     run_start(&run, 4, 30, work, FAULT_ALL_FAIL);
     run_wait(&run);
     EXPECT(exit_code(&run) == STATUS_ERROR);
@@ -414,7 +422,7 @@ static void an_error_that_all_ranks_meet_is_told_once(void) {
 }
 
 static void a_rank_that_exits_without_a_word_is_named(void) {
-    struct run run;
+    struct run run = {0};
     run_start(&run, 4, 30, work, FAULT_RANK_1_EXITS);
     run_wait(&run);
     EXPECT(exit_code(&run) == 7);
@@ -423,7 +431,7 @@ static void a_rank_that_exits_without_a_word_is_named(void) {
 }
 
 static void a_rank_that_crashes_is_named_with_its_signal(void) {
-    struct run run;
+    struct run run = {0};
     run_start(&run, 4, 30, work, FAULT_RANK_1_CRASHES);
     run_wait(&run);
     EXPECT(exit_code(&run) == 128 + SIGABRT);
@@ -433,7 +441,7 @@ static void a_rank_that_crashes_is_named_with_its_signal(void) {
 
 static void a_killed_rank_ends_the_run_in_no_time(void) {
     for (int victim = 0; victim < 4; victim++) {
-        struct run run;
+        struct run run = {0};
         run_start(&run, 4, 30, work, FAULT_NONE);
         wait_for_ranks(&run, 4);
         double start = time_seconds();
@@ -452,7 +460,7 @@ static void a_killed_rank_ends_the_run_in_no_time(void) {
 }
 
 static void a_rank_that_does_not_heed_the_notice_is_killed_after_the_grace(void) {
-    struct run run;
+    struct run run = {0};
     run_start(&run, 2, 0.5, work, FAULT_RANK_1_NEVER_RETURNS);
     run_wait(&run);
     EXPECT(exit_code(&run) == 9);
@@ -461,7 +469,7 @@ static void a_rank_that_does_not_heed_the_notice_is_killed_after_the_grace(void)
 }
 
 static void a_stopped_rank_ends_the_run_after_the_timeout(void) {
-    struct run run;
+    struct run run = {0};
     run_start_with_timeout(&run, 4, 30, work, FAULT_NONE, 1);
     wait_for_ranks(&run, 4);
     kill(run.board->process[3], SIGSTOP);
@@ -472,7 +480,7 @@ static void a_stopped_rank_ends_the_run_after_the_timeout(void) {
 }
 
 static void ranks_die_with_their_supervisor(void) {
-    struct run run;
+    struct run run = {0};
     run_start(&run, 4, 30, work, FAULT_NONE);
     wait_for_ranks(&run, 4);
     kill(run.supervisor, SIGKILL);
@@ -483,7 +491,7 @@ static void ranks_die_with_their_supervisor(void) {
 }
 
 static void a_number_of_ranks_that_cannot_be_is_refused(void) {
-    struct run run;
+    struct run run = {0};
     run_start(&run, -1, 5, work, FAULT_NONE);
     run_wait(&run);
     EXPECT(exit_code(&run) == STATUS_ERROR);
@@ -493,7 +501,7 @@ static void a_number_of_ranks_that_cannot_be_is_refused(void) {
 /* ---- stop signals ---- */
 
 static void stop_with(int number, bool whole_group) {
-    struct run run;
+    struct run run = {0};
     run_start(&run, 4, 30, work, FAULT_NONE);
     wait_for_ranks(&run, 4);
     struct board *board = run.board;
@@ -526,7 +534,7 @@ static void a_terminal_that_hangs_up_stops_the_run(void) {
 
 static void under_nohup_a_hangup_is_ignored(void) {
     struct sigaction before, ignore = {.sa_handler = SIG_IGN};
-    struct run run;
+    struct run run = {0};
     sigaction(SIGHUP, &ignore, &before);
     run_start(&run, 4, 30, work, FAULT_NONE);
     sigaction(SIGHUP, &before, NULL);
@@ -555,7 +563,7 @@ static int stop_at_birth(const struct launch_rank *rank, void *context) {
     return launch_signal_caught() == SIGTERM ? 0 : 1;
 }
 static void a_signal_before_the_ranks_listen_is_not_lost_and_kills_none(void) {
-    struct run run;
+    struct run run = {0};
     run_start(&run, 4, 30, stop_at_birth, FAULT_NONE);
     run_wait(&run);
     EXPECT(exit_code(&run) == 0);
@@ -572,7 +580,7 @@ static int stubborn(const struct launch_rank *rank, void *context) {
     return 0;
 }
 static void a_second_interrupt_ends_the_run_at_once(void) {
-    struct run run;
+    struct run run = {0};
     run_start(&run, 2, 5, stubborn, FAULT_NONE);
     wait_for_ranks(&run, 2);
     kill(-run.supervisor, SIGINT);
@@ -586,8 +594,22 @@ static void a_second_interrupt_ends_the_run_at_once(void) {
     EXPECT_STRING(run.text, "train_gpt: ended the run at once after a second interrupt\n");
 }
 
+static void on_a_terminal_an_interrupt_is_answered_once(void) {
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        struct run run = {.on_terminal = true};
+        run_start(&run, ranks, 5, stubborn, FAULT_NONE);
+        wait_for_ranks(&run, ranks);
+        kill(-run.supervisor, SIGINT);
+        usleep(300000);
+        kill(-run.supervisor, SIGKILL);
+        run_wait(&run);
+        EXPECT_STRING(run.text, "\r\ntrain_gpt: interrupted: the run saves this step and stops; another "
+                                "Ctrl-C ends it at once\r\n");
+    }
+}
+
 static void a_second_interrupt_ends_a_lone_process_too(void) {
-    struct run run;
+    struct run run = {0};
     run_start(&run, 1, 5, stubborn, FAULT_NONE);
     wait_for_ranks(&run, 1);
     kill(run.supervisor, SIGTERM);
@@ -625,6 +647,7 @@ int main(void) {
     RUN(under_nohup_a_hangup_is_ignored);
     RUN(a_signal_before_the_ranks_listen_is_not_lost_and_kills_none);
     RUN(a_second_interrupt_ends_the_run_at_once);
+    RUN(on_a_terminal_an_interrupt_is_answered_once);
     RUN(a_second_interrupt_ends_a_lone_process_too);
     return test_summary();
 }
