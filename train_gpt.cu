@@ -188,7 +188,7 @@ static enum status evaluate(struct worker *w) {
     double start = time_seconds();
     if (w->val_data != NULL) {
         struct loss_result r;
-        CHECK(evaluate_loss(&e, w->val_data, o->eval_batches, &r));
+        CHECK(evaluate_loss(&e, w->val_data, o->eval_batches * w->micro_steps, &r));
         w->state.last_val_loss = r.loss;
         if (isnan(w->state.best_val_loss) || r.loss < w->state.best_val_loss) {
             w->state.best_val_loss = r.loss;

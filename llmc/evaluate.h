@@ -26,8 +26,8 @@ struct loss_result {
     double loss; /* mean over tokens, natural logarithm */
     int64_t tokens;
 };
-/* data: opened without repeat, for batches of this size, on every rank for its part. batches: at most so many over all
-   ranks; 0: all of the data. */
+/* data: opened without repeat, for batches of this size, on every rank for its part. batches: at most so many of every
+   rank; 0: all of the data. */
 enum status evaluate_loss(
     const struct evaluation *e, struct dataloader *data, int64_t batches, struct loss_result *result);
 

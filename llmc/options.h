@@ -55,7 +55,7 @@ struct options {
     char *tokenizer; /* "bytes", "none" or a path ("auto" before the preset is known) */
     /* evaluation, samples, checkpoints */
     int64_t eval_every;   /* steps; 0: off */
-    int64_t eval_batches; /* micro-batches over all ranks; 0: all of the validation data */
+    int64_t eval_batches; /* global batches of validation data; 0: all of it */
     int64_t sample_every; /* steps; 0: off */
     int64_t sample_tokens;
     char *sample_prompt;

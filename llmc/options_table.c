@@ -112,8 +112,8 @@ const struct option option_table[] = {
 
     {"eval-every", OUTPUT, true, INTEGER_OF(eval_every, 250, 0, NO_LIMIT), .unit = "STEPS",
         .help = "how often the loss on --val-data and the score of --multiple-choice are measured; 0: off"},
-    {"eval-batches", OUTPUT, true, INTEGER_OF(eval_batches, 20, 0, NO_LIMIT), .unit = "N",
-        .help = "micro-batches of an evaluation over all ranks; 0: all of --val-data"},
+    {"eval-batches", OUTPUT, true, INTEGER_OF(eval_batches, 20, 0, 1e6), .unit = "N",
+        .help = "an evaluation takes so many global batches of --val-data; 0: all of it"},
     {"sample-every", OUTPUT, true, INTEGER_OF(sample_every, 0, 0, NO_LIMIT), .unit = "STEPS",
         .shown = "0: off", .help = "how often the model writes a text"},
     {"sample-tokens", OUTPUT, true, INTEGER_OF(sample_tokens, 128, 1, 1048576), .unit = "TOKENS",

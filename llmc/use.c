@@ -134,8 +134,10 @@ static enum status print_loss(const struct evaluation *e, const struct options *
     struct loss_result r;
     char line[200];
     double start = time_seconds();
+    int64_t wanted = options_given(o, "eval-batches") ? o->eval_batches : 0;
+    int64_t micro_steps = max_i64(o->global_batch / ((int64_t)e->batch * e->seq_len), 1);
     CHECK(dataloader_open(&data, &d));
-    enum status status = evaluate_loss(e, data, options_given(o, "eval-batches") ? o->eval_batches : 0, &r);
+    enum status status = evaluate_loss(e, data, wanted * micro_steps, &r);
     dataloader_close(data);
     CHECK(status);
     format_loss(line, sizeof line, r.loss, r.tokens, time_seconds() - start);

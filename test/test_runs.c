@@ -695,8 +695,8 @@ static void train_split(struct outcome *o, int ranks, int zero, int micro_batch)
     snprintf(ranks_text, sizeof ranks_text, "%d", ranks);
     snprintf(zero_text, sizeof zero_text, "%d", zero);
     snprintf(micro_batch_text, sizeof micro_batch_text, "%d", micro_batch);
-    const char *const more[] = {
-        "--ranks", ranks_text, "--zero", zero_text, "--micro-batch", micro_batch_text, NULL};
+    const char *const more[] = {"--ranks", ranks_text, "--zero", zero_text, "--micro-batch", micro_batch_text,
+        "--eval-batches", "2", NULL}; /* 256 of 700 tokens */
     run_to_end(run_dir, more);
     read_outcome(o, run_dir);
     EXPECT(o->events == STEPS + STEPS / 5);
