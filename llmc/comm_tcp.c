@@ -92,7 +92,8 @@ static void send_control(struct peer *p, enum frame_kind kind, uint32_t rank, co
     }
 }
 
-/* The first loss stays. Rank 0 passes it on, any other tells rank 0 of its own. */
+/* The first loss stays. Rank 0 passes it on, and any other tells rank 0: that it fails itself, or that it has waited for
+   rank 0 in vain, which learns so why the others are gone when it comes to. */
 static void lose(struct comm_state *s, struct comm_loss loss) {
     if (s->loss.kind != COMM_LOSS_NONE) {
         return;
@@ -102,7 +103,7 @@ static void lose(struct comm_state *s, struct comm_loss loss) {
     memset(&control, 0, sizeof control);
     control.lost.kind = loss.kind;
     control.lost.seconds = loss.seconds;
-    for (int i = 0; i < s->peer_count && (s->rank == 0 || loss.rank == s->rank); i++) {
+    for (int i = 0; i < s->peer_count; i++) {
         send_control(&s->peers[i], FRAME_LOST, (uint32_t)loss.rank, &control);
     }
 }
