@@ -35,10 +35,11 @@ struct launch_place {
     char token[64]; /* what the ranks of one run have in common; "" if there is nothing */
 };
 
-/* From, in this order: RANK and WORLD_SIZE (torchrun, or set by hand), OMPI_COMM_WORLD_* (Open MPI), SLURM_* of a step
-   (srun). MASTER_ADDR and MASTER_PORT say where rank 0 is; Slurm's first host and a port from the job's number stand in
-   where they are not set, and this machine where mpirun started all ranks on it. torchrun listens at MASTER_PORT itself:
-   under it the port is the next one. FLASHGPT_PORT wins over all of these. FLASHGPT_TOKEN or the job's number is the token. Errors: variables that are no numbers, contradict each other or miss a partner. */
+/* From, in this order: RANK and WORLD_SIZE (torchrun, or set by hand), OMPI_COMM_WORLD_* (Open MPI), SLURM_* of a
+   step (srun). MASTER_ADDR and MASTER_PORT say where rank 0 is; Slurm's first host and a port from the job's number
+   stand in where they are not set, and this machine where mpirun started all ranks on it. torchrun listens at
+   MASTER_PORT itself: under it the port is the next one. FLASHGPT_PORT wins over all of these. FLASHGPT_TOKEN or the
+   job's number is the token. Errors: variables that are no numbers, contradict each other or miss a partner. */
 enum status launch_read_environment(struct launch_place *place);
 
 /* What a rank does; returns its exit code. */
@@ -53,7 +54,8 @@ typedef int (*launch_main)(const struct launch_rank *rank, void *context);
 int launch_local(int ranks, bool supervised, size_t window_bytes, double grace_seconds,
     launch_main main_function, void *context);
 
-/* Runs main_function as the rank that the place says; with `supervised` in a process that is forked and watched, as above. */
+/* Runs main_function as the rank that the place says; with `supervised` in a process that is forked and watched, as
+   above. */
 int launch_placed(const struct launch_place *place, bool supervised, double grace_seconds,
     launch_main main_function, void *context);
 
