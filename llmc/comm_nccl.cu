@@ -52,7 +52,7 @@ struct comm_state {
     struct slot slots[COMM_SLOTS];
 
     pthread_mutex_t lock;
-    pthread_cond_t wake; /* the watchdog's: stop is set */
+    pthread_cond_t wake; /* the watchdog's: stop is set; by a clock that nobody sets back */
     bool watched, stop;  /* is there a watchdog; shall it end */
     ncclComm_t nccl;     /* NULL before it is made and after an abort */
     bool lost;
@@ -145,7 +145,7 @@ static void *watch(void *context) {
     pthread_mutex_lock(&s->lock);
     while (!s->stop && !s->lost) {
         struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += LOOK_MS * 1000000L;
         until.tv_sec += until.tv_nsec / 1000000000L;
         until.tv_nsec %= 1000000000L;
@@ -491,8 +491,12 @@ enum status comm_nccl_create(
     struct comm *c = NULL;
     struct comm_state *s = NULL;
     CHECK(ALLOCATE(s, 1));
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->wake, &clock);
+    pthread_condattr_destroy(&clock);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->wake, NULL);
     s->host = host;
     s->backend = backend;
     s->timeout_seconds = options->timeout_seconds;
