@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
@@ -226,9 +227,16 @@ static int terminal_columns(void) {
 
 #define CLEAR_LINE "\r\033[K"
 
+/* Who reads takes a pause (a terminal after Ctrl-S, `| less`): a line that waited for it would keep all ranks waiting,
+   until they give the run up. It is left out; log.jsonl has everything. */
+static bool would_block(int file) {
+    struct pollfd out = {.fd = file, .events = POLLOUT};
+    return poll(&out, 1, 0) == 0;
+}
+
 /* A line of its own, above the progress line if there is one. */
 static void print_line(struct metrics_log *log, const char *text) {
-    if (log->quiet) {
+    if (log->quiet || would_block(STDOUT_FILENO)) {
         return;
     }
     if (log->progress[0] != '\0') {
@@ -241,6 +249,9 @@ static void print_line(struct metrics_log *log, const char *text) {
 
 /* On stderr, also where nothing else is printed. */
 static void print_warning(struct metrics_log *log, const char *text) {
+    if (would_block(STDERR_FILENO) || would_block(STDOUT_FILENO)) {
+        return;
+    }
     if (log->progress[0] != '\0') {
         fputs(CLEAR_LINE, stdout);
         fflush(stdout);
@@ -255,6 +266,9 @@ static void draw_progress(struct metrics_log *log, const struct step_metrics *st
     bool last = step->step == step->total_steps;
     if (log->any_step && !last && now - log->drawn_seconds < 0.05) {
         return; /* tiny models step faster than people and remote terminals read */
+    }
+    if (would_block(STDOUT_FILENO)) {
+        return;
     }
     log->drawn_seconds = now;
     /* the last column stays free: some terminals wrap when it is written */

@@ -34,11 +34,12 @@ struct step_metrics {
 void format_step(char *out, size_t size, const struct step_metrics *step, int columns, bool utf8);
 
 /* Shows the run on stdout and keeps it in log.jsonl. On a terminal the progress line stays at the bottom, redrawn in
-   place, and everything else scrolls above it; elsewhere there is a plain line every so many steps. The file has an
-   object a line, each with "type" ("start", "step", "eval", "multiple_choice", "sample", "checkpoint", "profile",
-   "note"), "step" and "time" (Unix seconds), written at once. Only the first rank has one. What cannot be written (the disk is
-   full) is an error for the first line; later ones are lost with one warning until there is room again, and none is torn.
-   A log that was removed or replaced is begun again. */
+   place, and everything else scrolls above it; elsewhere there is a plain line every so many steps. A line that would
+   have to wait, since nobody reads just now, is not shown. The file has an object a line, each with "type" ("start",
+   "step", "eval", "multiple_choice", "sample", "checkpoint", "profile", "note"), "step" and "time" (Unix seconds),
+   written at once. Only the first rank has one. What cannot be written (the disk is full) is an error for the first
+   line; later ones are lost with one warning until there is room again, and none is torn. A log that was removed or
+   replaced is begun again. */
 struct metrics_log;
 /* path: of log.jsonl, appended to; NULL: none. print_every: steps between plain lines. On resume, lines from the first
    of a step after `resume_step` on are cut off (-1: none), so that a step stands once in the log; and so is a last line

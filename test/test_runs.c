@@ -495,6 +495,31 @@ static bool log_contains(const char *run_dir, const char *text) {
     return found;
 }
 
+/* As a terminal after Ctrl-S, or `train_gpt ... | less`: rank 0 must not wait until rank 1 has lost its patience. */
+static void a_run_whose_reader_takes_a_pause_goes_on(void) {
+    static const char *const more[] = {"--micro-batch", "4", "--ranks", "2", "--comm-timeout", "2",
+        "--log-every", "1", "--steps", "2000", "--warmup-steps", "4", "--eval-every", "0",
+        "--checkpoint-every", "0", NULL};
+    char run_dir[PATH_BYTES];
+    struct trainer t;
+    int ends[2];
+    snprintf(run_dir, sizeof run_dir, "%s/pause", folder);
+    EXPECT(pipe(ends) == 0);
+    trainer_start_printing_to(&t, ends[1], run_dir, more);
+    close(ends[1]);
+    for (double end = time_seconds() + 20; time_seconds() < end && !trainer_ended(&t);) {
+        if (log_contains(run_dir, "\"step\":2000,")) { /* lines of 300 kB, where a pipe holds 64 */
+            break;
+        }
+        usleep(10000);
+    }
+    EXPECT(log_contains(run_dir, "\"step\":2000,"));
+    close(ends[0]);
+    EXPECT(trainer_wait(&t));
+    ended_well(&t);
+    remove_tree(run_dir);
+}
+
 /* As a hot GPU or a busy machine would, one rank runs a quarter of the time. */
 static void a_rank_that_keeps_the_others_waiting_is_named_in_the_log(void) {
     static const char *const more[] = {
@@ -791,6 +816,7 @@ int main(void) {
     RUN(a_run_restarts_by_itself_when_its_ranks_are_killed);
     RUN(a_single_rank_that_is_killed_is_restarted_too);
     RUN(a_run_whose_reader_has_gone_goes_on_to_its_end);
+    RUN(a_run_whose_reader_takes_a_pause_goes_on);
     RUN(a_rank_that_keeps_the_others_waiting_is_named_in_the_log);
     RUN(ranks_started_one_by_one_train_as_those_forked);
     RUN(ranks_started_one_by_one_restart_when_any_of_them_is_killed);
