@@ -73,6 +73,7 @@ class Row:
     """One program with one attention kernel; what its turns gave."""
     program: str
     attention: str
+    micro_batch: int
     milliseconds: list = field(default_factory=list)
     memory_bytes: int = 0
     failure: str = ""
@@ -87,7 +88,7 @@ class Row:
 def train_gpt_turn(configuration, row, arguments):
     options = {"ranks": 1} | dict(option.split("=", 1) for option in arguments.option) | {
         "model": configuration.model, "seq-len": configuration.seq_len,
-        "micro-batch": configuration.micro_batch, "global-batch": configuration.global_batch,
+        "micro-batch": row.micro_batch, "global-batch": configuration.global_batch,
         "train-data": "synthetic", "checkpoint-every": 0,
         "steps": arguments.warmup + arguments.steps, "attention": row.attention, "device": arguments.device,
     }
@@ -98,6 +99,17 @@ def train_gpt_turn(configuration, row, arguments):
         raise TrainerError(f"step {skipped[0]} was skipped: its time is not a whole step's")
     milliseconds = [step["ms"] for step in steps[arguments.warmup :]]
     return milliseconds, steps[-1]["memory_bytes"], peak_tflops(steps[-1])
+
+
+def fitting_turn(configuration, row, arguments):
+    """With --fit the row's micro-batch is halved until the GPU's memory is enough."""
+    while True:
+        try:
+            return train_gpt_turn(configuration, row, arguments)
+        except TrainerError as error:
+            if not (arguments.fit and row.micro_batch % 2 == 0 and "out of memory" in str(error)):
+                raise
+            row.micro_batch //= 2
 
 
 def peak_tflops(step):
@@ -167,8 +179,8 @@ def flops_per_token(config):
 
 def measure(configuration, config, arguments):
     """The rows of a configuration and the GPU's peak."""
-    rows = [Row("train_gpt", name) for name in arguments.attention]
-    rows += [Row("PyTorch", name) for name in arguments.torch]
+    rows = [Row("train_gpt", name, configuration.micro_batch) for name in arguments.attention]
+    rows += [Row("PyTorch", name, configuration.micro_batch) for name in arguments.torch]
     peak = arguments.peak_tflops
     for turn in range(arguments.turns):
         for row in rows:
@@ -178,7 +190,7 @@ def measure(configuration, config, arguments):
                   f"turn {turn + 1} of {arguments.turns}", file=sys.stderr)
             try:
                 if row.program == "train_gpt":
-                    milliseconds, row.memory_bytes, known_peak = train_gpt_turn(configuration, row, arguments)
+                    milliseconds, row.memory_bytes, known_peak = fitting_turn(configuration, row, arguments)
                     peak = peak or known_peak
                 else:
                     milliseconds, row.memory_bytes = pytorch_turn(configuration, config, row, arguments)
@@ -200,7 +212,7 @@ def print_rows(configuration, config, rows, peak):
     pytorch = [r.tokens_per_second(configuration) for r in rows if r.program == "PyTorch" and not r.failure]
     for row in rows:
         c = configuration
-        cells = [c.model, c.seq_len, c.micro_batch, row.program, row.attention]
+        cells = [c.model, c.seq_len, row.micro_batch, row.program, row.attention]
         if row.failure:
             cells += ["failed: " + row.failure.replace("|", "/")] + [""] * 5
         else:
@@ -237,6 +249,8 @@ def parse_arguments():
     add("--turns", type=int, default=1, metavar="N", help="of each row, in alternation (default: 1)")
     add("--steps", type=int, default=10, metavar="N", help="of a turn that count (default: 10)")
     add("--warmup", type=int, default=3, metavar="N", help="of a turn before these (default: 3)")
+    add("--fit", action="store_true",
+        help="halve train_gpt's micro-batch where the GPU's memory is too small for it")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="of both (default: cuda)")
     add("--peak-tflops", type=float, metavar="X", help="for MFU (default: what train_gpt knows)")
     add("--option", action="append", default=[], metavar="NAME=VALUE",

@@ -309,6 +309,16 @@ template <int VECTORS> struct row_stages {
     }
 };
 
+/* Zeros where there is no such row. */
+struct row_statistics {
+    float mean, rstd;
+
+    __device__ row_statistics(const backward_arguments &a, int64_t row) {
+        mean = row < a.rows ? a.mean[row] : 0.0f;
+        rstd = row < a.rows ? a.rstd[row] : 0.0f;
+    }
+};
+
 template <int VECTORS>
 __global__ void __launch_bounds__(backward_threads(VECTORS), 1)
     layernorm_backward_kernel(backward_arguments a) {
@@ -321,12 +331,13 @@ __global__ void __launch_bounds__(backward_threads(VECTORS), 1)
     }
     float d_weight[VECTORS][8] = {}, d_bias[VECTORS][8] = {};
     int parity = 0; /* two sets of shared sums take turns, so one barrier a row is enough */
+    row_statistics next(a, first + threadIdx.y);
     for (; first < a.rows; first += step, parity ^= 1) {
         int64_t row = first + threadIdx.y;
         bool present = row < a.rows;
-        float rstd = present ? a.rstd[row] : 0.0f;
-        float offset = present ? -a.mean[row] * rstd : 0.0f; /* x^ = x rstd + offset */
-        float sums[2] = {0.0f, 0.0f};                        /* of g and of g x^ */
+        float rstd = next.rstd, offset = -next.mean * rstd; /* x^ = x rstd + offset */
+        next = row_statistics(a, row + step);
+        float sums[2] = {0.0f, 0.0f}; /* of g and of g x^ */
         rows.wait(a);
 #pragma unroll
         for (int j = 0; j < VECTORS; j++) {
