@@ -63,9 +63,9 @@ __device__ inline void group_barrier() {
     asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
 }
 
-/* Sums N values over each group. Its threads call it together; `shared` (N, MAX_WARPS) must not be written again
+/* Sums N values over each group. Its threads call it together; `shared` (MAX_WARPS, N) must not be written again
    before the group's next barrier. */
-template <int N> __device__ inline void group_sum(float (&value)[N], float (*shared)[MAX_WARPS]) {
+template <int N> __device__ inline void group_sum(float (&value)[N], float (*shared)[N]) {
     int warps = blockDim.x / 32, own = threadIdx.y * warps;
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -77,15 +77,18 @@ template <int N> __device__ inline void group_sum(float (&value)[N], float (*sha
     if (threadIdx.x % 32 == 0) {
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            shared[n][own + threadIdx.x / 32] = value[n];
+            shared[own + threadIdx.x / 32][n] = value[n];
         }
     }
     group_barrier();
 #pragma unroll
     for (int n = 0; n < N; n++) {
         value[n] = 0.0f;
-        for (int w = 0; w < warps; w++) {
-            value[n] += shared[n][own + w];
+    }
+    for (int w = 0; w < warps; w++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            value[n] += shared[own + w][n];
         }
     }
 }
@@ -132,7 +135,7 @@ __device__ inline void add_rows(
 
 template <int VECTORS>
 __global__ void __launch_bounds__(32 * FORWARD_ROW_WARPS) layernorm_forward_kernel(forward_arguments a) {
-    __shared__ float shared[2][1][MAX_WARPS];
+    __shared__ float shared[2][MAX_WARPS][1];
     int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y, at = row * a.channels;
     bool present = row < a.rows;
     uint4 x[VECTORS];
@@ -323,12 +326,14 @@ template <int VECTORS>
 __global__ void __launch_bounds__(backward_threads(VECTORS), 1)
     layernorm_backward_kernel(backward_arguments a) {
     extern __shared__ uint4 dynamic_shared[];
-    __shared__ float shared[2][2][MAX_WARPS];
+    __shared__ float shared[2][MAX_WARPS][2];
     row_stages<VECTORS> rows(dynamic_shared);
     int64_t step = (int64_t)gridDim.x * blockDim.y, first = (int64_t)blockIdx.x * blockDim.y;
     for (int i = 0; i < a.stages; i++) {
         rows.fetch(a, first + i * step + threadIdx.y);
     }
+    uint4 weight[VECTORS];
+    load_row(weight, a.weight, a.channels, true);
     float d_weight[VECTORS][8] = {}, d_bias[VECTORS][8] = {};
     int parity = 0; /* two sets of shared sums take turns, so one barrier a row is enough */
     row_statistics next(a, first + threadIdx.y);
@@ -341,11 +346,10 @@ __global__ void __launch_bounds__(backward_threads(VECTORS), 1)
         rows.wait(a);
 #pragma unroll
         for (int j = 0; j < VECTORS; j++) {
-            int c = piece_channel(j);
             float x[8], d_out[8], w[8];
             unpack8(x, *rows.piece(IN, j));
             unpack8(d_out, *rows.piece(D_OUT, j));
-            unpack8(w, c < a.channels ? load16(a.weight + c) : make_uint4(0, 0, 0, 0));
+            unpack8(w, weight[j]);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 float normed = fmaf(x[i], rstd, offset), g = d_out[i] * w[i];
@@ -364,7 +368,7 @@ __global__ void __launch_bounds__(backward_threads(VECTORS), 1)
                 float x[8], d_out[8], w[8], d[8];
                 unpack8(x, *rows.piece(IN, j));
                 unpack8(d_out, *rows.piece(D_OUT, j));
-                unpack8(w, load16(a.weight + c));
+                unpack8(w, weight[j]);
                 unpack8(d, a.accumulate ? *rows.piece(D_IN, j) : make_uint4(0, 0, 0, 0));
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
@@ -413,13 +417,12 @@ static int64_t sums_bytes(int channels) {
     return 2 * (int64_t)channels * (int64_t)sizeof(float);
 }
 
-/* The warps and pieces that leave the fewest lanes without work; of those two pieces rather than more, whose registers
-   leave room for fewer warps, and one only where it is the whole row. Then as many groups as registers and shared memory
-   allow. */
+/* The warps and pieces that leave the fewest lanes without work, and of those as few pieces as there can be: their
+   registers leave room for more warps. Then as many groups as registers and shared memory allow. */
 static struct division divide_backward(int channels, int64_t shared_bytes) {
     struct division best = {0, dim3(0)};
     int64_t pieces = channels / 8, fewest = INT64_MAX;
-    for (int vectors = pieces <= 32 ? 1 : 2; vectors <= BACKWARD_VECTORS; vectors++) {
+    for (int vectors = 1; vectors <= BACKWARD_VECTORS; vectors++) {
         int64_t warps = ceil_div(pieces, 32 * vectors);
         if (warps <= BACKWARD_ROW_WARPS && warps * vectors < fewest) {
             int64_t groups = backward_threads(vectors) / (32 * warps);
