@@ -176,6 +176,7 @@ static enum status open_device(struct backend *b, int device) {
     s->device = device;
     s->multiprocessors = properties.multiProcessorCount;
     s->shared_bytes = (int)properties.sharedMemPerBlockOptin;
+    s->overlapping = properties.major >= 9;
     CUDA_CHECK(cudaSetDevice(device));
     CUDA_CHECK(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMallocHost((void **)&s->staging, (size_t)STAGING_SLOTS * STAGING_SLOT_BYTES));

@@ -27,6 +27,7 @@ struct backend_state {
     int device;
     int multiprocessors;
     int shared_bytes; /* the most shared memory that one block can ask for */
+    bool overlapping; /* can a kernel be brought up while the one before it ends (sm_90) */
     cudaStream_t stream;
     uint64_t peak_bytes;
 
@@ -73,8 +74,9 @@ static inline enum status check_channels(const char *op, int channels) {
    device) only when an op asks for more than any before it. */
 enum status scratch_reserve(struct backend *b, void **out, size_t bytes);
 
-/* partials.cu: first (columns) and second (columns, data may be NULL) = or += the sum over i of row i of partials,
-   which holds `columns` sums for each of them; in the order of i. */
+/* partials.cu, after a kernel that left partial sums: first (columns) and second (columns, data may be NULL) = or += the sum over i of row i of partials,
+   which holds `columns` sums for each of them; in the order of i. It is brought up while the kernel's last blocks are
+   at work, from when all have called partials_may_start; it waits for their end. */
 enum status partials_sum(struct backend *b, struct tensor first, struct tensor second, const float *partials,
     int parts, int columns, bool accumulate);
 
@@ -107,6 +109,12 @@ void cuda_optimizer_install(struct backend *b);
 void cuda_random_install(struct backend *b);
 
 /* ---- device side ---- */
+
+__device__ inline void partials_may_start() {
+#if __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
 
 #ifdef __CUDACC__
 

@@ -328,6 +328,7 @@ __global__ void __launch_bounds__(backward_threads(VECTORS), 1)
     extern __shared__ uint4 dynamic_shared[];
     __shared__ float shared[2][MAX_WARPS][2];
     row_stages<VECTORS> rows(dynamic_shared);
+    partials_may_start();
     int64_t step = (int64_t)gridDim.x * blockDim.y, first = (int64_t)blockIdx.x * blockDim.y;
     for (int i = 0; i < a.stages; i++) {
         rows.fetch(a, first + i * step + threadIdx.y);

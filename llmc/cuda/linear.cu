@@ -100,6 +100,7 @@ enum { WARPS = THREADS / 32, BLOCK_COLUMNS = 32 * 8, ROWS_AHEAD = 8 };
 __global__ void __launch_bounds__(THREADS)
     column_sums_kernel(float *partials, const bf16 *in, int64_t rows, int64_t rows_per_block, int columns) {
     __shared__ float sums[WARPS][BLOCK_COLUMNS];
+    partials_may_start();
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int first_column = blockIdx.x * BLOCK_COLUMNS, column = first_column + 8 * lane;
     int64_t first = blockIdx.y * rows_per_block, last = min(first + rows_per_block, rows);
