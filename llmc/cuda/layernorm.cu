@@ -81,15 +81,10 @@ template <int N> __device__ inline void group_sum(float (&value)[N], float (*sha
         }
     }
     group_barrier();
+    int warp = threadIdx.x % 32; /* whose sums this lane takes */
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        value[n] = 0.0f;
-    }
-    for (int w = 0; w < warps; w++) {
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            value[n] += shared[own + w][n];
-        }
+        value[n] = warp_sum(warp < warps ? shared[own + warp][n] : 0.0f);
     }
 }
 
@@ -271,21 +266,21 @@ enum backward_tensor { IN, D_OUT, D_IN, BACKWARD_TENSORS };
 
 /* The thread's pieces of this row and the next: (stages, BACKWARD_TENSORS, VECTORS, threads of the block). */
 template <int VECTORS> struct row_stages {
-    uint4 *mine; /* the thread's first piece of the first stage */
-    int threads, stage;
+    uint4 *now,
+        *next; /* the thread's first piece of the current stage and of the other one, if there are two */
+    int threads;
 
-    __device__ row_stages(uint4 *shared) {
+    __device__ row_stages(const backward_arguments &a, uint4 *shared) {
         threads = blockDim.x * blockDim.y;
-        mine = shared + threadIdx.y * blockDim.x + threadIdx.x;
-        stage = 0;
+        now = shared + threadIdx.y * blockDim.x + threadIdx.x;
+        next = a.stages == 2 ? now + BACKWARD_TENSORS * VECTORS * threads : now;
     }
     __device__ uint4 *piece(int tensor, int j) const {
-        return mine + ((stage * BACKWARD_TENSORS + tensor) * VECTORS + j) * threads;
+        return now + (tensor * VECTORS + j) * threads;
     }
-    /* Starts the copies of a row into the current stage and goes on to the next stage. Where there is no such row or
-       channel, zeros. */
-    __device__ void fetch(const backward_arguments &a, int64_t row) {
-        int64_t at = row * a.channels;
+    /* Starts the copies of a row, which begins `at` this element, into the current stage and goes on to the next stage.
+       Where there is no such row or channel, zeros. */
+    __device__ void fetch(const backward_arguments &a, int64_t row, int64_t at) {
 #pragma unroll
         for (int j = 0; j < VECTORS; j++) {
             int c = piece_channel(j);
@@ -300,7 +295,9 @@ template <int VECTORS> struct row_stages {
             }
         }
         copy_async_commit();
-        stage = stage + 1 < a.stages ? stage + 1 : 0;
+        uint4 *other = next;
+        next = now;
+        now = other;
     }
     /* Waits for the copies into the current stage. */
     __device__ void wait(const backward_arguments &a) const {
@@ -327,18 +324,19 @@ __global__ void __launch_bounds__(backward_threads(VECTORS), 1)
     layernorm_backward_kernel(backward_arguments a) {
     extern __shared__ uint4 dynamic_shared[];
     __shared__ float shared[2][MAX_WARPS][2];
-    row_stages<VECTORS> rows(dynamic_shared);
+    row_stages<VECTORS> rows(a, dynamic_shared);
     partials_may_start();
-    int64_t step = (int64_t)gridDim.x * blockDim.y, first = (int64_t)blockIdx.x * blockDim.y;
+    int64_t step = (int64_t)gridDim.x * blockDim.y, step_elements = step * a.channels;
+    int64_t first = (int64_t)blockIdx.x * blockDim.y, at = (first + threadIdx.y) * a.channels;
     for (int i = 0; i < a.stages; i++) {
-        rows.fetch(a, first + i * step + threadIdx.y);
+        rows.fetch(a, first + i * step + threadIdx.y, at + i * step_elements);
     }
     uint4 weight[VECTORS];
     load_row(weight, a.weight, a.channels, true);
     float d_weight[VECTORS][8] = {}, d_bias[VECTORS][8] = {};
     int parity = 0; /* two sets of shared sums take turns, so one barrier a row is enough */
     row_statistics next(a, first + threadIdx.y);
-    for (; first < a.rows; first += step, parity ^= 1) {
+    for (; first < a.rows; first += step, at += step_elements, parity ^= 1) {
         int64_t row = first + threadIdx.y;
         bool present = row < a.rows;
         float rstd = next.rstd, offset = -next.mean * rstd; /* x^ = x rstd + offset */
@@ -376,10 +374,10 @@ __global__ void __launch_bounds__(backward_threads(VECTORS), 1)
                     float normed = fmaf(x[i], rstd, offset);
                     d[i] = fmaf(rstd, fmaf(-mean_normed, normed, fmaf(d_out[i], w[i], -mean_g)), d[i]);
                 }
-                store16(a.d_in + row * a.channels + c, pack8(d));
+                store16(a.d_in + at + c, pack8(d));
             }
         }
-        rows.fetch(a, row + a.stages * step);
+        rows.fetch(a, row + a.stages * step, at + a.stages * step_elements);
     }
 
     /* the groups' sums side by side where the rows were, then the block's row of partials */
