@@ -38,7 +38,7 @@ enum {
 
 /* Threads of a backward block with so many pieces a thread, so that their registers are what a multiprocessor has. */
 constexpr int backward_threads(int vectors) {
-    return vectors == 1 ? 1024 : vectors == 2 ? 768 : 512;
+    return vectors == 1 ? 1024 : vectors == 2 ? 512 : 384;
 }
 
 static enum status check_row(const char *op, int channels) {
@@ -81,10 +81,15 @@ template <int N> __device__ inline void group_sum(float (&value)[N], float (*sha
         }
     }
     group_barrier();
-    int warp = threadIdx.x % 32; /* whose sums this lane takes */
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        value[n] = warp_sum(warp < warps ? shared[own + warp][n] : 0.0f);
+        value[n] = 0.0f;
+    }
+    for (int w = 0; w < warps; w++) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            value[n] += shared[own + w][n];
+        }
     }
 }
 
@@ -416,12 +421,13 @@ static int64_t sums_bytes(int channels) {
     return 2 * (int64_t)channels * (int64_t)sizeof(float);
 }
 
-/* The warps and pieces that leave the fewest lanes without work, and of those as few pieces as there can be: their
-   registers leave room for more warps. Then as many groups as registers and shared memory allow. */
+/* The warps and pieces that leave the fewest lanes without work; of those two pieces rather than more, whose registers
+   leave room for fewer warps, and one only where it is the whole row: what a row costs beside its bytes is paid by each
+   thread. Then as many groups as registers and shared memory allow. */
 static struct division divide_backward(int channels, int64_t shared_bytes) {
     struct division best = {0, dim3(0)};
     int64_t pieces = channels / 8, fewest = INT64_MAX;
-    for (int vectors = 1; vectors <= BACKWARD_VECTORS; vectors++) {
+    for (int vectors = pieces <= 32 ? 1 : 2; vectors <= BACKWARD_VECTORS; vectors++) {
         int64_t warps = ceil_div(pieces, 32 * vectors);
         if (warps <= BACKWARD_ROW_WARPS && warps * vectors < fewest) {
             int64_t groups = backward_threads(vectors) / (32 * warps);
