@@ -271,8 +271,7 @@ enum backward_tensor { IN, D_OUT, D_IN, BACKWARD_TENSORS };
 
 /* The thread's pieces of this row and the next: (stages, BACKWARD_TENSORS, VECTORS, threads of the block). */
 template <int VECTORS> struct row_stages {
-    uint4 *now,
-        *next; /* the thread's first piece of the current stage and of the other one, if there are two */
+    uint4 *now, *next; /* the thread's first piece of the current stage, and of the other if there is one */
     int threads;
 
     __device__ row_stages(const backward_arguments &a, uint4 *shared) {
