@@ -216,7 +216,7 @@ static enum status add_to_memory(void *file, int text, const char *piece, size_t
 }
 
 /* First rank only: the parameters are all there, and nothing is exchanged. */
-static enum status sample(struct worker *w) {
+static enum status write_sample(struct worker *w) {
     const struct options *o = w->options;
     struct model_hooks hooks = optimizer_hooks(w->optimizer, false);
     struct generate_options g = generate_options_of(o);
@@ -244,6 +244,19 @@ static enum status sample(struct worker *w) {
         status = metrics_log_sample(w->log, w->state.step, text, bytes);
     }
     free(text);
+    return status;
+}
+
+/* The first rank writes, and all know that it may be late for what they do next. */
+static enum status sample(struct worker *w) {
+    enum { SLOW_SECONDS_A_TOKEN = 1 };
+    double seconds = (double)w->options->sample_tokens * SLOW_SECONDS_A_TOKEN;
+    w->comm->be_patient(w->comm, seconds);
+    enum status status = w->log != NULL ? write_sample(w) : STATUS_OK;
+    if (status == STATUS_OK) {
+        status = w->comm->barrier(w->comm);
+    }
+    w->comm->be_patient(w->comm, 0);
     return status;
 }
 
@@ -333,7 +346,7 @@ static enum status train(struct worker *w) {
         if (due(step, o->eval_every) || (last && o->eval_every > 0)) {
             CHECK(evaluate(w));
         }
-        if (w->log != NULL && (due(step, o->sample_every) || (last && o->sample_every > 0))) {
+        if (due(step, o->sample_every) || (last && o->sample_every > 0)) {
             CHECK(sample(w));
         }
         /* all ranks stop in the same step */
