@@ -306,11 +306,11 @@ static void a_rank_of_another_run_is_not_let_in(void) {
 static void who_waits_in_vain_hears_of_a_rank_with_another_token(void) {
     struct team team;
     team_start(&team, "127.0.0.1");
-    team_add(&team, 0, 2, "run 1", 1, 0);
-    team_add(&team, 1, 2, "run 2", 1, 0);
+    team_add(&team, 0, 2, "run 1", 1.5, 0);
+    team_add(&team, 1, 2, "run 2", 1.5, 0);
     team_wait(&team);
     EXPECT_CONTAINS(team.outcomes[0].message, "rank 1 did not come");
-    EXPECT_CONTAINS(team.outcomes[0].message, "within 1 s; one came with another FLASHGPT_TOKEN");
+    EXPECT_CONTAINS(team.outcomes[0].message, "within 1.5 s; one came with another FLASHGPT_TOKEN");
     team_free(&team);
 }
 

@@ -654,7 +654,7 @@ static void both_refuse(struct trainer ranks[2], const char *message) {
 
 /* As on machines whose disks are their own. */
 static void ranks_that_do_not_share_the_runs_folder_are_refused_at_the_start(void) {
-    static const char *const more[] = {"--micro-batch", "2", "--comm-timeout", "1", NULL};
+    static const char *const more[] = {"--micro-batch", "2", "--comm-timeout", "4", NULL};
     char run_dirs[2][PATH_BYTES];
     struct trainer ranks[2];
     int port = free_port();

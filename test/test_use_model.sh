@@ -37,8 +37,8 @@ small_run() {
 }
 
 test_a_long_sample_does_not_cost_the_first_rank_the_others() {
-    small_run --run-dir run --ranks 2 --comm-timeout 1 --layers 4 --channels 256 --heads 4 --steps 1 --sample-every 1 \
-        --sample-prompt abc --sample-temperature 0 --sample-tokens 6000 # takes seconds
+    small_run --run-dir run --ranks 2 --comm-timeout 2 --layers 4 --channels 256 --heads 4 --steps 1 --sample-every 1 \
+        --sample-prompt abc --sample-temperature 0 --sample-tokens 7000 # takes seconds
     [ "$(grep -c '"type":"sample"' run/log.jsonl)" -eq 1 ]
     [ "$(grep '"type":"sample"' run/log.jsonl | wc -c)" -gt 6000 ] # it does not end before
 }
