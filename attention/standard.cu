@@ -108,17 +108,24 @@ __device__ __forceinline__ int64_t visible_keys(const softmax_arguments &a, int6
     return a.causal ? max(row % a.seqlen_q + 1 + a.seqlen_k - a.seqlen_q, (int64_t)0) : a.seqlen_k;
 }
 
-/* Eight elements from `first` on of a row as floats; those past the visible ones become `beyond`. */
+/* Eight elements from `first` on of a row as floats; those past the visible ones become `beyond`, and are not loaded: no
+   product writes what a row has more than seqlen_k. */
 template <enum dtype TYPE>
 __device__ __forceinline__ void load_visible(
     float *values, const uint16_t *row, int64_t first, int64_t visible, float beyond) {
-    uint4 bits = *(const uint4 *)(row + first);
-    const uint32_t *pairs = (const uint32_t *)&bits;
+    if (first + VECTOR <= visible) {
+        uint4 bits = *(const uint4 *)(row + first);
+        const uint32_t *pairs = (const uint32_t *)&bits;
 #pragma unroll
-    for (int i = 0; i < VECTOR / 2; i++) {
-        float2 pair = unpack<TYPE>(pairs[i]);
-        values[2 * i] = first + 2 * i < visible ? pair.x : beyond;
-        values[2 * i + 1] = first + 2 * i + 1 < visible ? pair.y : beyond;
+        for (int i = 0; i < VECTOR / 2; i++) {
+            float2 pair = unpack<TYPE>(pairs[i]);
+            values[2 * i] = pair.x, values[2 * i + 1] = pair.y;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++) {
+            values[i] = first + i < visible ? unpack<TYPE>(row[first + i]).x : beyond;
+        }
     }
 }
 

@@ -31,6 +31,10 @@ static bool small(void) {
     return is_set("FLASHGPT_SMALL");
 }
 
+static int64_t small_or(int64_t small_size, int64_t size) {
+    return small() ? small_size : size;
+}
+
 /* ---- problems ---- */
 
 enum layout {
@@ -272,7 +276,8 @@ static void fetch_results(struct problem *p) {
         cudaMemcpy(p->image, p->memory, (size_t)p->elements * sizeof(uint16_t), cudaMemcpyDeviceToHost));
 }
 
-/* Working memory for these sizes, poisoned. */
+/* Working memory for these sizes, poisoned: always that of the standard kernel, since initcheck does not see what cuBLAS
+   writes by bulk copies. */
 static void make_working_memory(struct problem *p, const char *name, const struct attention_params *sizes) {
     size_t bytes[] = {attention_saved_bytes(name, sizes), attention_workspace_bytes(name, sizes)};
     void **memory[] = {&p->saved, &p->workspace};
@@ -282,7 +287,7 @@ static void make_working_memory(struct problem *p, const char *name, const struc
         if (bytes[i] > 0) {
             CUDA_MUST(cudaMalloc(memory[i], bytes[i]));
         }
-        if (bytes[i] > 0 && !is_set("FLASHGPT_UNPOISONED")) {
+        if (bytes[i] > 0 && (!is_set("FLASHGPT_UNPOISONED") || strcmp(name, "standard") == 0)) {
             CUDA_MUST(cudaMemset(*memory[i], 0xFF, bytes[i]));
         }
     }
@@ -591,14 +596,16 @@ enum {
    turns. The long ones would keep the reference busy: they have one head. */
 static void check_head_dim(int64_t head_dim) {
     static int turn;
-    for (int i = 0; i < (small() ? 1 : LENGTHS); i++) {
+    for (int i = 0; i < small_or(1, LENGTHS); i++) {
         int64_t pairs = lengths[i][0] * lengths[i][1];
         for (int causal = 0; causal < 2; causal++, turn++) {
-            struct shape s = {pairs > 100000 || small() ? 1 : 2, lengths[i][0], lengths[i][1], 6, 6, head_dim,
-                causal == 1, turn / 2 % 2 == 0 ? DTYPE_BF16 : DTYPE_F16, (enum layout)(turn / 3 % LAYOUTS), 1,
-                1, turn / 5 % 2 == 0};
+            struct shape s = {pairs > 100000 ? 1 : small_or(1, 2), lengths[i][0], lengths[i][1], 6, 6,
+                head_dim, causal == 1, turn / 2 % 2 == 0 ? DTYPE_BF16 : DTYPE_F16,
+                (enum layout)(turn / 3 % LAYOUTS), 1, 1, turn / 5 % 2 == 0};
             if (pairs > 1000000) {
                 s.heads = s.kv_heads = 1;
+            } else if (small()) {
+                s.heads = 2, s.kv_heads = 1 + turn / 3 % 2;
             } else {
                 s.heads = head_counts[turn % HEAD_COUNTS][0];
                 s.kv_heads = head_counts[turn % HEAD_COUNTS][1];
@@ -627,9 +634,10 @@ static void test_kernels_match_reference_at_large_head_dims(void) {
 }
 
 static void test_all_types_heads_and_layouts_match_reference(void) {
-    for (int i = 0; i < HEAD_COUNTS * LAYOUTS * 4; i += small() ? 5 : 1) {
-        struct shape s = {2, 190, 190, head_counts[i % HEAD_COUNTS][0], head_counts[i % HEAD_COUNTS][1],
-            i % 5 < 3 ? 128 : 80, i / (HEAD_COUNTS * LAYOUTS) % 2 == 0,
+    const int64_t seqlen = small_or(140, 190);
+    for (int i = 0; i < HEAD_COUNTS * LAYOUTS * 4; i += (int)small_or(5, 1)) {
+        struct shape s = {small_or(1, 2), seqlen, seqlen, head_counts[i % HEAD_COUNTS][0],
+            head_counts[i % HEAD_COUNTS][1], i % 5 < 3 ? 128 : 80, i / (HEAD_COUNTS * LAYOUTS) % 2 == 0,
             i / (HEAD_COUNTS * LAYOUTS * 2) == 0 ? DTYPE_BF16 : DTYPE_F16,
             (enum layout)(i / HEAD_COUNTS % LAYOUTS), 1, 1};
         expect_kernels_match_reference(&s);
@@ -637,8 +645,8 @@ static void test_all_types_heads_and_layouts_match_reference(void) {
 }
 
 static void test_large_scores_match_reference(void) {
-    for (int i = 0; i < 8; i += small() ? 5 : 1) {
-        struct shape s = {1, 300, 400, 2, 2, i / 4 == 0 ? 64 : 128, i % 2 == 0,
+    for (int i = 0; i < 8; i += (int)small_or(5, 1)) {
+        struct shape s = {1, small_or(150, 300), small_or(200, 400), 2, 2, i / 4 == 0 ? 64 : 128, i % 2 == 0,
             i / 2 % 2 == 0 ? DTYPE_BF16 : DTYPE_F16, DENSE, 5, 3};
         expect_kernels_match_reference(&s);
     }
@@ -661,15 +669,14 @@ static int64_t differing_row(const struct problem *p, const uint16_t *first, int
 
 static int repeats(void) {
     const char *given = getenv("FLASHGPT_REPEATS");
-    return given != NULL ? atoi(given) : small() ? 3 : 50;
+    return given != NULL ? atoi(given) : (int)small_or(2, 50);
 }
 
 /* The outputs of every kernel are the same bits in every run; dQ only if deterministic. */
 static void expect_repeatable(int64_t head_dim, bool causal, bool deterministic) {
-    struct shape s = {2, 777, 777, 4, 2, head_dim, causal, DTYPE_BF16, PACKED, 1, 1};
-    if (small()) {
-        s.seqlen_q = s.seqlen_k = 277;
-    }
+    const int64_t seqlen = small_or(277, 777);
+    struct shape s = {small_or(1, 2), seqlen, seqlen, small_or(2, 4), small_or(1, 2), head_dim, causal,
+        DTYPE_BF16, PACKED, 1, 1};
     struct problem p = problem_new(&s);
     uint16_t *first;
     MUST(ALLOCATE(first, p.elements));
@@ -709,7 +716,8 @@ static void test_deterministic_makes_dq_repeatable_too(void) {
 
 /* Sequence 1 and heads 2 and 3 (one group of two) of a batch, computed alone. */
 static void test_a_slice_alone_gives_the_same_bits_as_in_a_batch(void) {
-    struct shape s = {3, 300, 300, 6, 3, 128, true, DTYPE_BF16, PACKED, 1, 1};
+    const int64_t seqlen = small_or(140, 300);
+    struct shape s = {3, seqlen, seqlen, 6, 3, 128, true, DTYPE_BF16, PACKED, 1, 1};
     for (int kernel = 0; kernel < kernel_count; kernel++) {
         if (kernel == standard_index || !has_kernel(kernel, s.head_dim)) {
             continue; /* cuBLAS may choose another algorithm for another batch */
