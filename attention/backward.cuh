@@ -4,9 +4,9 @@
    finish    dQ = scale * sums, rounded
 
    dQ of a row gets a part from every block of keys. Ordinarily there is a thread block for each, and they add to one sum
-   as they come: fp32 reductions in the L2 cache. Deterministic, there are several sums, `splits`, and rounds: in round r
-   the blocks of keys r * splits to (r + 1) * splits - 1, each adding to a sum of its own. The first round begins the sums;
-   `finish` adds them up, always in the same order. */
+   as they come: fp32 reductions in the L2 cache. Deterministic, there are several sums, `splits`, each of one thread block
+   (of a key/value head), which takes blocks of keys one after the other: in round r one of r * splits to
+   (r + 1) * splits - 1. The first round begins the sums; `finish` adds them up, always in the same order. */
 #ifndef ATTENTION_BACKWARD_CUH
 #define ATTENTION_BACKWARD_CUH
 
@@ -24,7 +24,6 @@ struct backward_arguments {
     bool deterministic;
     int rows, columns;    /* of the main kernel's blocks */
     int key_blocks;       /* of one key/value head */
-    int round;            /* of the main kernel */
     int64_t split_stride; /* floats from one sum of dQ to the next; 0: there is one */
     block_order order;    /* of thread blocks and key/value heads */
 
@@ -35,8 +34,25 @@ struct backward_arguments {
     template <int D> __device__ __forceinline__ float *dq_sums_of(int split, int index, int row) const {
         return dq_sums + split * split_stride + ((int64_t)index * padded_rows + row) * D;
     }
-    /* The row block with the first query that sees any key from first_key on. */
+    /* Which blocks of keys thread block i takes: the one of its split, and then to and fro through the rounds, so that under a
+       causal mask all splits have about the same to do. */
+    __device__ __forceinline__ int first_block(unsigned i) const {
+        int place, index;
+        order.find(i, &place, &index);
+        return place;
+    }
+    __device__ __forceinline__ int next_block(int block) const {
+        return 2 * (block / order.blocks + 1) * order.blocks - 1 - block;
+    }
+    __device__ __forceinline__ int split_of(int block) const {
+        int round = block / order.blocks, place = block % order.blocks;
+        return round % 2 == 0 ? place : order.blocks - 1 - place;
+    }
     __device__ __forceinline__ int diagonal_row(int first_key) const {
+        return diagonal_row(first_key, rows);
+    }
+    /* The block of `rows` queries with the first one that sees any key from first_key on. */
+    __device__ __forceinline__ int diagonal_row(int first_key, int rows) const {
         return causal ? max(first_key - (seqlen_k - seqlen_q), 0) / rows * rows : 0;
     }
 };
@@ -63,6 +79,7 @@ template <enum dtype TYPE, int D>
 static __global__ void __launch_bounds__(PREPARE_THREADS) backward_prepare(backward_arguments a) {
     constexpr int ROW_THREADS = D <= 64 ? 8 : D <= 128 ? 16 : 32; /* that share a row */
     constexpr int ROWS_A_PASS = PREPARE_THREADS / ROW_THREADS, PASSES = PREPARE_ROWS / ROWS_A_PASS;
+    launch_next();
     int blocks = a.padded_rows / PREPARE_ROWS, index = (int)(blockIdx.x / blocks);
     int first_row = (int)(blockIdx.x % blocks) * PREPARE_ROWS, batch = index / a.heads,
         head = index % a.heads;
@@ -107,12 +124,13 @@ static enum status prepare_backward(const struct attention_params *p, const back
 enum { FINISH_THREADS = 256, FINISH_ROWS = 64 };
 
 /* Fragment f of the rows from `row` on, over the splits that have it: the first block of keys of a split wrote all the
-   rows that see any of its keys. */
+   rows that see any of its keys. Nothing need have been written past the last row. */
 template <int D>
 __device__ __forceinline__ void sum_splits(
     float (&c)[4], const backward_arguments &a, int index, int row, int f) {
     c[0] = c[1] = c[2] = c[3] = 0;
-    int fragment_row = row + f / (D / 8) * 16, splits = a.deterministic ? a.order.blocks : 1;
+    int fragment_row = row + f / (D / 8) * 16;
+    int splits = fragment_row >= a.seqlen_q ? 0 : a.deterministic ? a.order.blocks : 1;
     for (int split = 0; split < splits; split++) {
         if (!a.deterministic || fragment_row >= a.diagonal_row(split * a.columns)) {
             float part[4];
@@ -132,6 +150,7 @@ static __global__ void __launch_bounds__(FINISH_THREADS) backward_finish(backwar
     using tile = shared_tile<D>;
     int blocks = a.padded_rows / FINISH_ROWS, index = (int)(blockIdx.x / blocks);
     int row = (int)(blockIdx.x % blocks) * FINISH_ROWS, lane = lane_index();
+    wait_for_previous();
     for (int f = (int)warp_index(); f < FINISH_ROWS / 16 * (D / 8); f += FINISH_THREADS / LANES) {
         float c[4];
         sum_splits<D>(c, a, index, row, f);
@@ -147,11 +166,13 @@ static __global__ void __launch_bounds__(FINISH_THREADS) backward_finish(backwar
         a.dq.seq_stride, shared_address(shared), a.seqlen_q - row, a.head_dim, (int)threadIdx.x);
 }
 
+/* overlap: as in `launch`, of the main kernel before it */
 template <enum dtype TYPE, int D>
-static enum status finish_backward(const struct attention_params *p, const backward_arguments &a) {
+static enum status finish_backward(
+    const struct attention_params *p, const backward_arguments &a, bool overlap = false) {
     return launch("backward, finish", backward_finish<TYPE, D>,
         p->batch * p->heads * (a.padded_rows / FINISH_ROWS), FINISH_THREADS,
-        FINISH_ROWS * shared_tile<D>::ROW_BYTES, p->stream, a);
+        FINISH_ROWS * shared_tile<D>::ROW_BYTES, p->stream, a, overlap);
 }
 
 /* ---- arguments ---- */

@@ -236,7 +236,7 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
             copy<COLUMNS>(shared + V_OFFSET, a.v, first_key, kv_head, a.seqlen_k);
             copy_commit();
             for (int head = kv_head * a.group; head < (kv_head + 1) * a.group; head++) {
-                for (int row = a.diagonal_row(first_key); row < a.seqlen_q; row += ROWS) {
+                for (int row = a.diagonal_row(first_key, ROWS); row < a.seqlen_q; row += ROWS) {
                     row_block(head, row, half);
                 }
             }

@@ -4,16 +4,19 @@
              K and V stay in shared memory, dK and dV in registers, row blocks of Q and dO stream through.
              backward.cuh has the passes before and after, and what is different when deterministic
 
-   For each block of ROWS queries; everything about S is transposed, keys down and queries across, so that the
-   accumulators of one product are the A operand of the next:
+   For each block of ROWS queries, but for dQ a part of them after the other; everything about S is transposed, keys down
+   and queries across, so that the accumulators of one product are the A operand of the next:
        S^T = K Q^T        P^T = 2^(S^T c - lse log2(e)), c = scale log2(e)
        dP^T = V dO^T      dS^T = P^T o (dP^T - D)  -> shared memory
        dV += P^T dO       dK += dS^T Q             (times scale at the end)
        dQ sums += dS K    in fp32 memory, one step behind, so that one barrier a step is enough
 
+   Registers allow S^T of 16 to 32 queries a warp; PARTS lets a step have more. There are fewer barriers then, and dQ's
+   product, which is the one that reads most of shared memory, has larger pieces for each warp.
+
    warps     KEY_WARPS x QUERY_WARPS over S^T. The accumulators of dK and dV of a warp are its keys times D / QUERY_WARPS
              columns; with more than one query warp P^T too is passed on through shared memory, among the warps of the
-             same keys. For dQ the warps are spread anew, DQ_ROW_WARPS x the rest over ROWS x D.
+             same keys, with a second barrier. For dQ the warps are spread anew, DQ_ROW_WARPS x the rest over ROWS x D.
    shared    K, V; Q, dO, lse and D of STAGES row blocks; dS^T of two; P^T
 
    FLOPs: 10 seqlen_q seqlen_k D a head, half of it when causal: 5 products. */
@@ -56,32 +59,34 @@ template <enum dtype TYPE> struct rounded_fragment {
 template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     static constexpr backward_tile TILE = backward_tile_of(D, SHARED_KB);
     static constexpr int ROWS = TILE.rows, COLUMNS = TILE.columns, STAGES = TILE.stages;
+    static constexpr int PARTS = TILE.parts, PART_ROWS = ROWS / PARTS;
     static constexpr int KEY_WARPS = TILE.key_warps, QUERY_WARPS = TILE.query_warps;
     static constexpr int WARPS = KEY_WARPS * QUERY_WARPS, THREADS = WARPS * LANES;
     static constexpr int DQ_ROW_WARPS = TILE.dq_row_warps, DQ_COLUMN_WARPS = WARPS / DQ_ROW_WARPS;
     /* what a warp has of each product */
-    static constexpr int WARP_KEYS = COLUMNS / KEY_WARPS, WARP_QUERIES = ROWS / QUERY_WARPS;
+    static constexpr int WARP_KEYS = COLUMNS / KEY_WARPS, WARP_QUERIES = PART_ROWS / QUERY_WARPS;
     static constexpr int WARP_COLUMNS = D / QUERY_WARPS; /* of dK and dV */
     /* and in fragments; of dQ in squares of two, the last warp maybe fewer */
     static constexpr int M = WARP_KEYS / 16, S_N = WARP_QUERIES / 8, D_N = WARP_COLUMNS / 8;
     static constexpr int DQ_M = ROWS / DQ_ROW_WARPS / 16;
     static constexpr int DQ_SQUARES = (D / 16 + DQ_COLUMN_WARPS - 1) / DQ_COLUMN_WARPS;
 
-    using tile = shared_tile<D>;           /* Q, K, V, dO */
-    using weight_tile = shared_tile<ROWS>; /* P^T, dS^T: keys down, queries across */
+    using tile = shared_tile<D>;                /* Q, K, V, dO */
+    using weight_tile = shared_tile<PART_ROWS>; /* P^T, dS^T of a part: keys down, queries across */
     static constexpr int KEYS_BYTES = COLUMNS * tile::ROW_BYTES, QUERIES_BYTES = ROWS * tile::ROW_BYTES;
     static constexpr int WEIGHTS_BYTES = COLUMNS * weight_tile::ROW_BYTES;
     static constexpr int ROW_SUMS_OFFSET = ROWS * (int)sizeof(float), STATISTICS_BYTES = 2 * ROW_SUMS_OFFSET;
     static constexpr int K_OFFSET = 0, V_OFFSET = K_OFFSET + KEYS_BYTES, Q_OFFSET = V_OFFSET + KEYS_BYTES,
                          D_O_OFFSET = Q_OFFSET + STAGES * QUERIES_BYTES,
                          D_S_OFFSET = D_O_OFFSET + STAGES * QUERIES_BYTES,
-                         P_OFFSET = D_S_OFFSET + 2 * WEIGHTS_BYTES,
+                         P_OFFSET = D_S_OFFSET + 2 * PARTS * WEIGHTS_BYTES,
                          STATISTICS_OFFSET = P_OFFSET + (QUERY_WARPS > 1 ? WEIGHTS_BYTES : 0);
     static constexpr int SHARED_BYTES = STATISTICS_OFFSET + STAGES * STATISTICS_BYTES;
 
-    static_assert(COLUMNS % (16 * KEY_WARPS) == 0 && ROWS % (16 * QUERY_WARPS) == 0 &&
+    static_assert(COLUMNS % (16 * KEY_WARPS) == 0 && ROWS % (16 * PARTS * QUERY_WARPS) == 0 &&
                       D % (16 * QUERY_WARPS) == 0 && ROWS % (16 * DQ_ROW_WARPS) == 0,
         "a warp has whole squares");
+    static_assert(PARTS == 1 || QUERY_WARPS == 1, "there is one place for P^T");
     static_assert(FA2_LARGEST_ROW_BLOCK % ROWS == 0, "the workspace fits");
     static_assert(
         TILE.blocks * (SHARED_BYTES + 1024) <= (SHARED_KB + 1) * 1024, "more shared memory than there is");
@@ -91,18 +96,23 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     using probability =
         typename std::conditional<(QUERY_WARPS > 1), rounded_fragment<TYPE>, float_fragment<TYPE>>::type;
 
+    /* Everything that depends on the thread is worked out for every block of keys anew: registers are too few to keep it. */
     const backward_arguments &a;
     const uint32_t shared;
-    const int warp = (int)uniform_warp_index(), lane = lane_index();
+    const int thread = (int)opaque(threadIdx.x), warp = (int)uniform_warp_index(), lane = thread % LANES;
     const int key_warp = warp / QUERY_WARPS, query_warp = warp % QUERY_WARPS;
     const int dq_row_warp = warp / DQ_COLUMN_WARPS, dq_column_warp = warp % DQ_COLUMN_WARPS;
+    const int first_key;
+    int batch, kv_head;
 
     float dk[M][D_N][4], dv[M][D_N][4];
 
-    int batch, kv_head, first_key;
-
-    __device__ __forceinline__ backward_block(const backward_arguments &arguments, uint32_t shared_memory)
-        : a(arguments), shared(shared_memory) {
+    __device__ __forceinline__ backward_block(
+        const backward_arguments &arguments, uint32_t shared_memory, int first)
+        : a(arguments), shared(opaque(shared_memory)), first_key(first) {
+        int place, index;
+        a.order.find(opaque(blockIdx.x), &place, &index);
+        batch = index / a.kv_heads, kv_head = index % a.kv_heads;
     }
 
     /* Where a step is: the row block of a query head. The steps go through the heads of the group, and in each from the
@@ -110,12 +120,19 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     struct step {
         int head, row;
     };
+    __device__ __forceinline__ int first_row() const {
+        return a.diagonal_row(first_key, ROWS);
+    }
     __device__ __forceinline__ int last_row() const {
         return (a.seqlen_q - 1) / ROWS * ROWS;
     }
     __device__ __forceinline__ step after(step s) const {
         bool wrap = s.row == last_row();
-        return {s.head + wrap, wrap ? a.diagonal_row(first_key) : s.row + ROWS};
+        return {s.head + wrap, wrap ? first_row() : s.row + ROWS};
+    }
+    __device__ __forceinline__ step before(step s) const {
+        bool wrap = s.row == first_row();
+        return {s.head - wrap, wrap ? last_row() : s.row - ROWS};
     }
 
     /* Copies ROWS rows of a tensor into a tile. */
@@ -123,8 +140,9 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     __device__ __forceinline__ void copy(
         uint32_t to, const device_tensor &from, int row, int head, int seqlen) const {
         using copies = tile_copy<TILE_ROWS, D, THREADS>;
-        copies::start(to, copies::source(from.row(batch, row, head), from.seq_stride), from.seq_stride,
-            seqlen - row, a.head_dim);
+        int again = (int)opaque(thread); /* as in `opaque`, and the loop is that over the steps */
+        copies::start(to, copies::source(from.row(batch, row, head), from.seq_stride, again), from.seq_stride,
+            seqlen - row, a.head_dim, again);
     }
 
     __device__ __forceinline__ void copy_step(const step &s, int stage) {
@@ -215,7 +233,7 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
         return has_dq_square(n) ? dq_column_warp * DQ_SQUARES + n : 0;
     }
 
-    /* out (queries, columns) = dS (queries, keys) K */
+    /* out (queries, columns) = dS (queries, keys) K of a row block */
     __device__ __forceinline__ void multiply_over_keys(float (&out)[DQ_M][2 * DQ_SQUARES][4], uint32_t d_s) {
         uint32_t weights_lane = weight_tile::lane_offset(ACROSS_FIRST),
                  keys_lane = tile::lane_offset(DOWN_FIRST);
@@ -225,8 +243,10 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
             [&](uint32_t(&left)[DQ_M][4], int k) {
 #pragma unroll
                 for (int m = 0; m < DQ_M; m++) {
+                    int square = dq_row_warp * DQ_M + m, part = square / (PART_ROWS / 16);
                     ldmatrix_transposed(
-                        left[m], d_s + weight_tile::square(weights_lane, 16 * k, dq_row_warp * DQ_M + m));
+                        left[m], d_s + part * WEIGHTS_BYTES +
+                                     weight_tile::square(weights_lane, 16 * k, square % (PART_ROWS / 16)));
                 }
             },
             [&](uint32_t(&right)[4], int k, int n) {
@@ -325,11 +345,22 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
 
     /* ---- a step ---- */
 
-    __device__ __forceinline__ void step_keys(int first_query, int stage, uint32_t d_s) {
-        uint32_t q = shared + Q_OFFSET + stage * QUERIES_BYTES,
-                 d_o = shared + D_O_OFFSET + stage * QUERIES_BYTES;
+    /* Every query warp has stored its P^T and dS^T. (A named barrier among those of the same keys would do, but is not faster,
+       and compute-sanitizer does not understand it.) */
+    __device__ __forceinline__ static void wait_for_others() {
+        if constexpr (QUERY_WARPS > 1) {
+            __syncthreads();
+        }
+    }
+
+    /* A part of the step at `row`: adds to dK and dV, and leaves dS^T at d_s. */
+    __device__ __forceinline__ void step_keys(int row, int part, int stage, uint32_t d_s) {
+        int first_query = row + part * PART_ROWS;
+        uint32_t part_offset = part * PART_ROWS * tile::ROW_BYTES;
+        uint32_t q = shared + Q_OFFSET + stage * QUERIES_BYTES + part_offset,
+                 d_o = shared + D_O_OFFSET + stage * QUERIES_BYTES + part_offset;
         uint32_t statistics = shared + STATISTICS_OFFSET + stage * STATISTICS_BYTES +
-                              query_warp * WARP_QUERIES * (uint32_t)sizeof(float);
+                              (part * PART_ROWS + query_warp * WARP_QUERIES) * (uint32_t)sizeof(float);
         uint32_t keys_offset = key_warp * WARP_KEYS * tile::ROW_BYTES,
                  queries_offset = query_warp * WARP_QUERIES * tile::ROW_BYTES;
         int warp_key = first_key + key_warp * WARP_KEYS, warp_query = first_query + query_warp * WARP_QUERIES;
@@ -337,14 +368,15 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
         float s[M][S_N][4], dp[M][S_N][4];
         probability p[M][S_N];
         rounded_fragment<TYPE> ds[M][S_N];
-        if (a.causal && first_query + ROWS - 1 + diagonal < warp_key) {
-            part_of_columns(0, 1, [&](int n) { /* these keys are seen by no query of the row block */
+        if (a.causal && first_query + PART_ROWS - 1 + diagonal < warp_key) {
+            part_of_columns(0, 1, [&](int n) { /* these keys are seen by no query of the part */
 #pragma unroll
                 for (int m = 0; m < M; m++) {
                     ds[m][n].set(0, 0, 0, 0);
                 }
                 store_weights(d_s, ds, n);
             });
+            wait_for_others();
             return;
         }
         clear(s);
@@ -369,23 +401,21 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
             });
         });
         multiply_own(dk, ds, q, [](int) {});
-        if constexpr (QUERY_WARPS > 1) {
-            barrier(1 + key_warp, QUERY_WARPS * LANES); /* the query warps of the same keys */
+        wait_for_others();
 #pragma unroll
-            for (int i = 1; i < QUERY_WARPS; i++) {
-                int other = (query_warp + i) % QUERY_WARPS;
-                multiply_others(dv, shared + P_OFFSET, d_o, other);
-                multiply_others(dk, d_s, q, other);
-            }
+        for (int i = 1; i < QUERY_WARPS; i++) {
+            int other = (query_warp + i) % QUERY_WARPS;
+            multiply_others(dv, shared + P_OFFSET, d_o, other);
+            multiply_others(dk, d_s, q, other);
         }
     }
 
-    /* Adds to dQ's sums of a row block. */
+    /* Adds to dQ's sums of a row block; deterministic, its thread block's first block of keys begins them. */
     __device__ __forceinline__ void step_dq(const step &s, uint32_t d_s) {
         float out[DQ_M][2 * DQ_SQUARES][4];
         multiply_over_keys(out, d_s);
-        bool begin = a.deterministic && a.round == 0;
-        int split = first_key / COLUMNS - a.round * a.order.blocks;
+        bool begin = a.deterministic && first_key < a.order.blocks * COLUMNS;
+        int split = a.deterministic ? a.split_of(first_key / COLUMNS) : 0;
         float *sums = a.dq_sums_of<D>(split, batch * a.heads + s.head, s.row);
 #pragma unroll
         for (int m = 0; m < DQ_M; m++) {
@@ -417,25 +447,20 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
         }
     }
 
+    /* One block of keys, from first_key on. */
     __device__ __forceinline__ void run() {
-        constexpr int NONE = -1;
-        int split, index, group = a.group;
-        launch_next();
-        a.order.find(blockIdx.x, &split, &index);
-        batch = index / a.kv_heads, kv_head = index % a.kv_heads;
-        first_key = (a.round * a.order.blocks + split) * COLUMNS;
-        if (first_key >= a.seqlen_k) {
-            return; /* the last round may have fewer */
-        }
-        int left = group * ((last_row() - a.diagonal_row(first_key)) / ROWS + 1) - 1; /* after this step */
-        step now = {kv_head * group, a.diagonal_row(first_key)}, before = {0, NONE};
+        int left = a.group * ((last_row() - first_row()) / ROWS + 1) - 1; /* after this step */
+        step now = {kv_head * a.group, first_row()};
+        bool first = true;
         clear(dk);
         clear(dv);
         copy<COLUMNS>(shared + K_OFFSET, a.k, first_key, kv_head, a.seqlen_k);
         copy<COLUMNS>(shared + V_OFFSET, a.v, first_key, kv_head, a.seqlen_k);
+        wait_for_previous(); /* up to here this overlaps with what `prepare` does */
+        launch_next();
         copy_step(now, left % STAGES);
         for (; left >= 0; left--) {
-            if (STAGES == 1 && before.row != NONE) {
+            if (STAGES == 1 && !first) {
                 __syncthreads();
                 copy_step(now, 0);
             }
@@ -444,26 +469,28 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
             if (STAGES == 2 && left > 0) {
                 copy_step(after(now), (left + 1) % STAGES);
             }
-            step_keys(now.row, left % STAGES, shared + D_S_OFFSET + left % 2 * WEIGHTS_BYTES);
-            if (before.row != NONE) {
-                step_dq(before, shared + D_S_OFFSET + (left + 1) % 2 * WEIGHTS_BYTES);
-            } else {
-                wait_for_previous(); /* rounds overlap up to here: they add to the same sums */
+#pragma unroll 1
+            for (int part = 0; part < PARTS; part++) {
+                step_keys(now.row, part, left % STAGES,
+                    shared + D_S_OFFSET + (left % 2 * PARTS + part) * WEIGHTS_BYTES);
             }
-            before = now;
+            if (!first) {
+                step_dq(before(now), shared + D_S_OFFSET + (left + 1) % 2 * PARTS * WEIGHTS_BYTES);
+            }
             now = after(now);
+            first = false;
         }
         __syncthreads();
-        step_dq(before, shared + D_S_OFFSET);
+        step_dq(before(now), shared + D_S_OFFSET);
         __syncthreads();
-        kv_head = before.head / group; /* as it was: it has not been kept meanwhile */
+        kv_head = before(now).head / a.group; /* as it was: it has not been kept meanwhile */
         store_sums(shared + K_OFFSET, dk, a.scale);
         store_sums(shared + V_OFFSET, dv, 1);
         __syncthreads();
         store_tile<COLUMNS, D, THREADS>(a.dk.row(batch, first_key, kv_head), a.dk.seq_stride,
-            shared + K_OFFSET, a.seqlen_k - first_key, a.head_dim, (int)threadIdx.x);
+            shared + K_OFFSET, a.seqlen_k - first_key, a.head_dim, thread);
         store_tile<COLUMNS, D, THREADS>(a.dv.row(batch, first_key, kv_head), a.dv.seq_stride,
-            shared + V_OFFSET, a.seqlen_k - first_key, a.head_dim, (int)threadIdx.x);
+            shared + V_OFFSET, a.seqlen_k - first_key, a.head_dim, thread);
     }
 };
 
@@ -472,7 +499,13 @@ __global__ void __launch_bounds__(backward_block<TYPE, D, SHARED_KB>::THREADS,
     backward_tile_of(D, SHARED_KB).blocks) fa2_backward_main(backward_arguments a) {
     extern __shared__ __align__(1024) unsigned char shared[];
     if constexpr (COMPILED_FOR(SHARED_KB)) {
-        backward_block<TYPE, D, SHARED_KB>(a, shared_address(shared)).run();
+        using block = backward_block<TYPE, D, SHARED_KB>;
+        for (int i = a.first_block(blockIdx.x); i < a.key_blocks;) {
+            block b(a, shared_address(shared), i * block::COLUMNS);
+            b.run();
+            __syncthreads(); /* before the tiles are filled again */
+            i = a.next_block(b.first_key / block::COLUMNS);
+        }
     }
 }
 
@@ -481,14 +514,13 @@ __global__ void __launch_bounds__(backward_block<TYPE, D, SHARED_KB>::THREADS,
 template <enum dtype TYPE, int D, int SHARED_KB> struct backward_pass {
     static enum status call(const struct attention_params *p) {
         using block = backward_block<TYPE, D, SHARED_KB>;
+        constexpr bool OVERLAP = SHARED_KB == 227; /* sm_90 and newer */
         backward_arguments a = backward_arguments_of<D>(p, block::ROWS, block::COLUMNS);
         CHECK((prepare_backward<TYPE, D>(p, a)));
-        for (a.round = 0; a.round * a.order.blocks < a.key_blocks; a.round++) {
-            CHECK(launch("fa2 backward", fa2_backward_main<TYPE, D, SHARED_KB>,
-                p->batch * p->kv_heads * a.order.blocks, block::THREADS, block::SHARED_BYTES, p->stream, a,
-                SHARED_KB == 227 && a.round > 0));
-        }
-        return finish_backward<TYPE, D>(p, a);
+        CHECK(launch("fa2 backward", fa2_backward_main<TYPE, D, SHARED_KB>,
+            p->batch * p->kv_heads * a.order.blocks, block::THREADS, block::SHARED_BYTES, p->stream, a,
+            OVERLAP));
+        return finish_backward<TYPE, D>(p, a, OVERLAP);
     }
 };
 

@@ -57,12 +57,12 @@ int fa2_padded_head_dim(int64_t head_dim) {
     return dims[i];
 }
 
-/* How many thread blocks share the blocks of keys of a head when dQ has to be deterministic. It depends on the keys
-   alone, so that a sequence has the same bits in any batch. More would be faster when batch and heads are few, but each
-   adds to the work of `finish` and to memory. */
+/* How many thread blocks share the blocks of keys of a head when dQ has to be deterministic: one for every 1024 keys up to
+   4 of them, then one for every 2048 up to 16. It depends on the keys alone, so that a sequence has the same bits in any
+   batch. More would be faster when batch and heads are few, but each adds to the work of `finish` and to memory. */
 static int64_t fa2_splits(int64_t seqlen_k) {
-    enum { KEYS_A_SPLIT = 1024, MOST_SPLITS = 16 };
-    return min_i64(max_i64(ceil_div(seqlen_k, KEYS_A_SPLIT), 1), MOST_SPLITS);
+    int64_t splits = max_i64(min_i64(ceil_div(seqlen_k, 1024), 4), ceil_div(seqlen_k, 2048));
+    return max_i64(min_i64(splits, 16), 1);
 }
 
 struct fa2_workspace fa2_workspace(const struct attention_params *p) {

@@ -33,6 +33,13 @@ __device__ __forceinline__ unsigned uniform_warp_index() {
     return __shfl_sync(~0u, warp_index(), 0);
 }
 
+/* x, without the compiler knowing: what is worked out from it inside of a loop is worked out every time, and takes no
+   registers meanwhile. */
+__device__ __forceinline__ uint32_t opaque(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 /* ---- tiles ---- */
 
 enum square_order { DOWN_FIRST, ACROSS_FIRST };
@@ -66,35 +73,37 @@ template <int COLUMNS> struct shared_tile {
     }
 };
 
-/* Copies of ROWS rows from memory to a tile by THREADS threads. Every thread keeps to one column of chunks, and its rows
-   are THREADS / CHUNKS apart. */
+/* Copies of ROWS rows from memory to a tile by THREADS threads, of which this is number `thread`. Every thread keeps to one
+   column of chunks, and its rows are THREADS / CHUNKS apart. */
 template <int ROWS, int COLUMNS, int THREADS> struct tile_copy {
     using shared = shared_tile<COLUMNS>;
     static constexpr int ROWS_A_PASS = THREADS / shared::CHUNKS,
                          PASSES = (ROWS + ROWS_A_PASS - 1) / ROWS_A_PASS;
 
-    static __device__ __forceinline__ int thread_row() {
-        return (int)(threadIdx.x / shared::CHUNKS);
+    static __device__ __forceinline__ int thread_row(int thread) {
+        return (int)((unsigned)thread / shared::CHUNKS);
     }
-    static __device__ __forceinline__ int thread_chunk() {
-        return (int)(threadIdx.x % shared::CHUNKS);
+    static __device__ __forceinline__ int thread_chunk(int thread) {
+        return (int)((unsigned)thread % shared::CHUNKS);
     }
     /* what this thread copies first, when the rows begin at `from` */
-    static __device__ __forceinline__ const uint16_t *source(const uint16_t *from, int64_t row_stride) {
-        return from + thread_row() * row_stride + thread_chunk() * CHUNK;
+    static __device__ __forceinline__ const uint16_t *source(
+        const uint16_t *from, int64_t row_stride, int thread = (int)threadIdx.x) {
+        return from + thread_row(thread) * row_stride + thread_chunk(thread) * CHUNK;
     }
     /* The first valid_rows rows and `columns` of their elements; zeros elsewhere. */
-    static __device__ __forceinline__ void start(
-        uint32_t tile, const uint16_t *source, int64_t row_stride, int valid_rows, int columns) {
-        if (THREADS % shared::CHUNKS != 0 && thread_row() >= ROWS_A_PASS) {
+    static __device__ __forceinline__ void start(uint32_t tile, const uint16_t *source, int64_t row_stride,
+        int valid_rows, int columns, int thread = (int)threadIdx.x) {
+        if (THREADS % shared::CHUNKS != 0 && thread_row(thread) >= ROWS_A_PASS) {
             return;
         }
-        int valid = thread_chunk() * CHUNK < columns ? valid_rows - thread_row() : 0;
+        int valid = thread_chunk(thread) * CHUNK < columns ? valid_rows - thread_row(thread) : 0;
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
-            int row = thread_row() + pass * ROWS_A_PASS;
+            int row = thread_row(thread) + pass * ROWS_A_PASS;
             if (ROWS % ROWS_A_PASS == 0 || row < ROWS) {
-                copy_async(tile + shared::offset(row, thread_chunk()), source, pass * ROWS_A_PASS < valid);
+                copy_async(
+                    tile + shared::offset(row, thread_chunk(thread)), source, pass * ROWS_A_PASS < valid);
             }
             source += ROWS_A_PASS * row_stride;
         }

@@ -149,6 +149,8 @@ static void test_fa2_as_on_an_h100_matches_reference() {
     expect_fa2_matches<DTYPE_F16, 80, 227>({1, 70, 90, 1, 1, 72, false, true});
     expect_fa2_matches<DTYPE_BF16, 128, 227>({1, 140, 140, 1, 1, 128, true, true});
     expect_fa2_matches<DTYPE_BF16, 128, 227>({1, 40, 130, 1, 1, 104, false, false});
+    expect_fa2_matches<DTYPE_BF16, 64, 227>({1, 200, 300, 1, 1, 64, true, false});
+    expect_fa2_matches<DTYPE_F16, 128, 227>({1, 200, 170, 1, 1, 128, true, false});
 }
 
 static void test_fa2_as_on_an_a100_matches_reference() {
