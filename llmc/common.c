@@ -206,7 +206,7 @@ enum status stream_read_all(int file, const char *name, uint8_t **data, size_t *
     *data = NULL;
     *bytes = 0;
     /* The size is a hint (a pipe or /proc file tells none, a file may grow): what read() gives is what counts. */
-    capacity = fstat(file, &info) == 0 ? (size_t)info.st_size + 2 : 2;
+    capacity = fstat(file, &info) == 0 ? (size_t)min_i64(info.st_size, FILE_TEXT_BYTES) + 2 : 2;
     CHECK_CLEANUP(ALLOCATE(buffer, capacity));
     for (;;) {
         size_t got;
@@ -215,6 +215,11 @@ enum status stream_read_all(int file, const char *name, uint8_t **data, size_t *
             break;
         }
         used += got;
+        if (used > FILE_TEXT_BYTES) {
+            status = fail("%s: does not end within %d MiB; a text of its kind is shorter", name,
+                (int)(FILE_TEXT_BYTES >> 20));
+            goto cleanup;
+        }
         if (used == capacity - 1) {
             capacity = capacity * 2 + 4096;
             uint8_t *grown = realloc(buffer, capacity);

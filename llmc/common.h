@@ -77,13 +77,13 @@ enum status allocate(void **out, size_t count, size_t size);
 #define ALLOCATE(pointer, count) allocate((void **)&(pointer), (size_t)(count), sizeof *(pointer))
 char *string_copy(const char *text); /* malloc'ed; NULL with the message set when memory is out */
 
-/* Files. Errors name the path and the system's reason. What is read whole has a 0 at data[bytes]; the caller frees it. */
+/* Files. Errors name the path and the system's reason. What is read whole has a 0 at data[bytes], the caller frees it, and
+   it is a text of at most FILE_TEXT_BYTES: as JSON it takes up to 70 times as much memory. */
+enum { FILE_TEXT_BYTES = 16 << 20 };
 enum status file_read_all(const char *path, uint8_t **data, size_t *bytes); /* a pipe or a device, too */
 /* A regular file, to read. Others are refused: a pipe that nobody writes would block, a device may have no end. */
 enum status file_open(const char *path, int *file, uint64_t *bytes);
-/* All of a regular file that somebody else may have made, of at most FILE_TEXT_BYTES: as JSON it takes up to 70 times as
-   much memory. */
-enum { FILE_TEXT_BYTES = 16 << 20 };
+/* All of a regular file that somebody else may have made. */
 enum status file_read_text(const char *path, uint8_t **data, size_t *bytes);
 enum status file_write_all(const char *path, const void *data, size_t bytes);
 enum status file_sync(const char *path); /* fsync of a file or folder */

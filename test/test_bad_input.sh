@@ -64,6 +64,7 @@ printf 'steps = 3\nlayrs = 2\n' >"$folder/unknown.conf"
 fails "config file with an unknown key" "unknown\.conf:2:.*layrs.*layers" $small --config "$folder/unknown.conf"
 printf 'steps: 3\n' >"$folder/syntax.conf"
 fails "config file that is none" "syntax\.conf:1:" $small --config "$folder/syntax.conf"
+fails "config file without an end" "/dev/zero: does not end within 16 MiB" $small --config /dev/zero
 fails "config file that is not there" "nothere\.conf" $small --config "$folder/nothere.conf"
 
 # ---- data ----
