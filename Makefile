@@ -204,6 +204,7 @@ test: all $(TESTS)
 test-unit: $(BUILD)/train_gpt $(TESTS)
 	@test/run_tests.sh $(BUILD) $(TESTS)
 
+ifeq ($(HAVE_NVCC),yes)
 gpu-tests: $(GPU_TESTS) $(BUILD)/test/bench_ops $(BUILD)/test/bench_generate $(BUILD)/attention/bench
 test-gpu: all $(GPU_TESTS)
 	@test/run_tests.sh $(BUILD) $(GPU_TESTS) $(GPU_TEST_SCRIPTS)
@@ -226,10 +227,19 @@ tune-attention: $(BUILD)/attention/bench
 # registers and spills of every attention kernel; a spill in a tuned one fails
 attention-registers: $(ATTENTION_OBJECTS)
 	@scripts/attention_registers.sh $(BUILD)
+else
+gpu-tests test-gpu sanitize-gpu bench-ops bench-generate bench-attention tune-attention attention-registers:
+	@echo "make $@ needs CUDA, which this build does without; make config says what was found" >&2; exit 1
+endif
 
 # libFuzzer harnesses (clang): make fuzz CC=clang BUILD=build-fuzz SANITIZE=fuzzer-no-link,address,undefined
+ifneq ($(findstring fuzzer,$(SANITIZE)),)
 fuzz: LDFLAGS += -fsanitize=fuzzer
 fuzz: $(FUZZERS)
+else
+fuzz:
+	@echo "make fuzz needs: make fuzz CC=clang BUILD=build-fuzz SANITIZE=fuzzer-no-link,address,undefined" >&2; exit 1
+endif
 
 FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
 format:

@@ -206,4 +206,13 @@ else
     bad "out of memory shows the plan" "exit code $code: $(head -c 2000 "$folder/err")"
 fi
 
+# ---- make ----
+without_cuda() {
+    ! env -u MAKEFLAGS make BUILD="$folder/no-cuda" CUDA=0 "$1" >"$folder/out" 2>"$folder/err" &&
+        grep -q "^make $1 needs CUDA" "$folder/err" && [ ! -e "$folder/no-cuda" ]
+}
+for job in test-gpu bench-attention; do
+    check "make $job without CUDA" without_cuda $job
+done
+
 finish
