@@ -503,7 +503,7 @@ __global__ void __launch_bounds__(backward_block<TYPE, D, SHARED_KB>::THREADS,
         for (int i = a.first_block(blockIdx.x); i < a.key_blocks;) {
             block b(a, shared_address(shared), i * block::COLUMNS);
             b.run();
-            __syncthreads(); /* before the tiles are filled again */
+            __syncthreads();                                /* before the tiles are filled again */
             i = a.next_block(b.first_key / block::COLUMNS); /* i has not been kept meanwhile */
         }
     }
