@@ -62,10 +62,12 @@ struct comm_state {
 
 /* ---- failures ---- */
 
+/* A network, a GPU or a peer that fails is a loss, and another try may do; a wrong call is not. */
 static enum status nccl_failed(struct comm_state *s, ncclResult_t result, const char *what) {
     const char *more = ncclGetLastError(s->nccl);
-    return fail("NCCL: %s: %s%s%s", what, ncclGetErrorString(result),
-        more != NULL && more[0] != '\0' ? ": " : "", more != NULL ? more : "");
+    bool wrong_call = result == ncclInvalidArgument || result == ncclInvalidUsage;
+    return fail_as(wrong_call ? STATUS_ERROR : STATUS_PEER_LOST, "NCCL: %s: %s%s%s", what,
+        ncclGetErrorString(result), more != NULL && more[0] != '\0' ? ": " : "", more != NULL ? more : "");
 }
 
 /* Under the lock. The message is the calling thread's last. */
@@ -182,7 +184,8 @@ static enum status finish_call(struct comm_state *s, ncclResult_t result, const 
             return status;
         }
         if (time_seconds() > end) {
-            return fail("NCCL: %s did not end within %g s; NCCL_DEBUG=INFO says more", what, seconds);
+            return fail_as(STATUS_PEER_LOST, "NCCL: %s did not end within %g s; NCCL_DEBUG=INFO says more",
+                what, seconds);
         }
         sleep_ms(0.02);
     }
