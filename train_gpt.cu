@@ -172,8 +172,7 @@ static enum status train_step(struct worker *w) {
     }
     if (o->max_skipped > 0 && state->skipped_in_row >= o->max_skipped) {
         return fail("steps in a row that were skipped: %lld, the last for a %s; the weights are as before "
-                    "them: lower "
-                    "--learning-rate, or go on from an earlier checkpoint of %s",
+                    "them: lower --learning-rate, or go on from an earlier checkpoint of %s",
             (long long)state->skipped_in_row, skipped_because, w->run->run_dir);
     }
     return STATUS_OK;
