@@ -169,9 +169,9 @@ static enum status open_listener(struct host *h) {
         return STATUS_OK;
     }
     return fail("rank 0 cannot listen at %s port %d: %s%s", o->address, o->port, strerror(error),
-        error == EADDRINUSE      ? "; choose another MASTER_PORT"
-        : error == EADDRNOTAVAIL ? "; MASTER_ADDR is to be the machine of rank 0"
-                                 : "");
+        error == EADDRINUSE || error == EACCES ? "; choose another MASTER_PORT"
+        : error == EADDRNOTAVAIL               ? "; MASTER_ADDR is to be the machine of rank 0"
+                                               : "");
 }
 
 static void forget_stranger(struct host *h, int i) {
