@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <time.h>
 
 enum {
     OPEN_SHARDS = 256, /* files open at once, at most: well under the usual limit of 1024 */
@@ -104,13 +105,13 @@ static enum status open_shard(struct dataloader *loader, int index) {
     }
     *place = shard;
     int64_t tokens = shard->tokens;
-    CHECK(shard_open(shard, shard->path));
-    if (shard->tokens != tokens) {
+    enum status status = shard_open(shard, shard->path);
+    if (status == STATUS_OK && shard->tokens != tokens) {
         shard_close(shard);
-        shard->tokens = tokens;
-        return fail("%s: the file was replaced while in use; restore it and resume", shard->path);
+        status = fail("%s: the file was replaced while in use; restore it and resume", shard->path);
     }
-    return STATUS_OK;
+    shard->tokens = tokens; /* also after a failure: the file may come back */
+    return status;
 }
 
 static int find_shard(const struct dataloader *loader, int64_t window) {
@@ -126,12 +127,30 @@ static int find_shard(const struct dataloader *loader, int64_t window) {
     return low;
 }
 
+/* What fails is tried again on the file opened anew, after 0.1, 0.3 and 0.9 s: file systems over a network may be away for
+   a moment, and all ranks would stop for it. */
+static enum status read_tokens(struct dataloader *loader, int index, int64_t first, int count) {
+    enum { PAUSES = 3 };
+    struct shard *shard = &loader->shards[index].shard;
+    struct timespec pause = {.tv_nsec = 100000000};
+    for (int pauses = 0;; pauses++, pause.tv_nsec *= 3) {
+        enum status status = open_shard(loader, index);
+        if (status == STATUS_OK) {
+            status = shard_read(shard, first, loader->window, count);
+        }
+        if (status == STATUS_OK || pauses == PAUSES) {
+            return status;
+        }
+        shard_close(shard);
+        nanosleep(&pause, NULL);
+    }
+}
+
 /* Tokens [first, first + T] of a shard into loader->window. */
 static enum status read_window(struct dataloader *loader, int index, int64_t first) {
     int count = loader->options.seq_len + 1;
-    CHECK(open_shard(loader, index));
     const struct shard *shard = &loader->shards[index].shard;
-    CHECK(shard_read(shard, first, loader->window, count));
+    CHECK(read_tokens(loader, index, first, count));
     for (int i = 0; i < count; i++) {
         if (loader->window[i] >= loader->options.vocab_size) {
             return fail("%s: token %" PRId64

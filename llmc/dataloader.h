@@ -52,7 +52,8 @@ enum status dataloader_seek(struct dataloader *loader, int64_t position);
    inputs and targets (B,T): targets are the tokens one later. wait_seconds (may be NULL) += time spent waiting.
    Without repeat, sequences past the end and target tokens already given by the previous window have
    target -1 (no loss), so that one pass counts every token once.
-   After an error, the prefetch thread's too, the position is unchanged and the next call tries again. */
+   What cannot be read is tried again for a good second before it is an error. After an error, the prefetch thread's
+   too, the position is unchanged and the next call tries again. */
 enum status dataloader_next(
     struct dataloader *loader, int32_t *inputs, int32_t *targets, double *wait_seconds);
 
