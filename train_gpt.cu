@@ -343,7 +343,8 @@ static enum status train(struct worker *w) {
         int64_t step = w->state.step;
         bool last = step == o->steps;
         if (due(step, o->eval_every) || (last && o->eval_every > 0)) {
-            CHECK(evaluate(w));
+            enum status status = evaluate(w);
+            CHECK(status == STATUS_ERROR ? warn(w, "the run goes on without this evaluation") : status);
         }
         if (due(step, o->sample_every) || (last && o->sample_every > 0)) {
             CHECK(sample(w));

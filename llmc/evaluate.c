@@ -54,7 +54,7 @@ enum status evaluate_loss(
         status = add_losses(e, data, &b, batches > 0 ? min_i64(batches, all) : all, totals);
     }
     batch_free(&b);
-    CHECK(status);
+    CHECK(comm_agree(e->comm, status));
     CHECK(e->comm->host_all_reduce(e->comm, totals, 2, COMM_SUM));
     result->loss = totals[0] / totals[1];
     result->tokens = (int64_t)totals[1];
@@ -353,7 +353,7 @@ enum status evaluate_choices(const struct evaluation *e, const struct tokenizer 
     batch_free(&s.batch);
     free(s.owner);
     free(s.endings);
-    CHECK(status);
+    CHECK(comm_agree(e->comm, status));
     double totals[3] = {
         (double)result->questions, (double)result->correct, (double)result->correct_normalised};
     CHECK(e->comm->host_all_reduce(e->comm, totals, 3, COMM_SUM));

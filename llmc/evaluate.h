@@ -12,7 +12,8 @@
 extern "C" {
 #endif
 
-/* The model, what it takes at once, and the ranks that share the work. Every rank calls, and gets the result of all. */
+/* The model, what it takes at once, and the ranks that share the work. Every rank calls, and gets the result of all, or the
+   error of any. */
 struct evaluation {
     struct model *model;
     struct comm *comm;

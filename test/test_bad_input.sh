@@ -88,6 +88,15 @@ fails "shard shorter than one batch times ranks" "few\.bin" $small --train-data 
 { shard 20240520 1 5000 4999; printf '\377\377'; } >"$folder/token.bin"
 fails "token over the vocabulary" "token\.bin.*65535.*257" $small --train-data "$folder/token.bin" --epochs 1 --steps 0 \
     --run-dir "$folder/token-run"
+# of validation it is told, and the run goes on
+"$train_gpt" $small --ranks 2 --val-data "$folder/token.bin" --eval-every 2 --eval-batches 0 --run-dir "$folder/val" >"$folder/out" 2>"$folder/err"
+code=$?
+if [ $code -eq 0 ] && [ -e "$folder/val/checkpoints/step-00000003" ] &&
+    [ "$(grep -c "token\.bin.*65535.*257.*; the run goes on without this evaluation" "$folder/err")" -eq 2 ]; then
+    ok "token over the vocabulary in validation"
+else
+    bad "token over the vocabulary in validation" "exit code $code: $(cat "$folder/err")"
+fi
 fails "folder in place of a shard" "$folder" $small --train-data "$folder"
 fails "validation data that is not there" "--val-data" $small --val-data "$folder/nothing*.bin"
 
