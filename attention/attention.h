@@ -7,7 +7,8 @@
    "cut1"      fa1 with FlashAttention-2's online softmax: unscaled output, one division, only lse stored
    "cut2"      cut1 with thread blocks over the rows as well
    "fa2"       FlashAttention-2 (Dao 2023): cut2 with warps that split the rows of Q
-   "fa3"       the same with Hopper's own instructions (Shah et al. 2024): sm_90, head dimensions up to 128
+   "fa3"       the same with Hopper's own instructions (Shah et al. 2024): sm_90; beyond head dimension 128
+               its backward pass is fa2's
 
    Every kernel takes [batch, seq, heads, head_dim] tensors with free strides, so the packed output of a QKV
    projection is read, and its gradient written, in place. The reference takes the same arguments on the CPU.

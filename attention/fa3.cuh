@@ -106,10 +106,14 @@ template <enum dtype TYPE, typename TileB, int N, int DEPTH>
 __device__ __forceinline__ void multiply_fragments(
     float (&d)[N][4], const uint32_t (&a)[DEPTH][4], const TileB &b) {
     static_assert(DEPTH * 16 == TileB::ROWS && N * 8 == TileB::COLUMNS, "the depth and the columns");
-    constexpr int WIDE = TileB::PANELS * 8, TAIL = TileB::TAIL / 8;
+    constexpr int WIDE = TileB::PANELS * 8, TAIL = TileB::TAIL / 8, FIRST = WIDE < 16 ? WIDE : 16;
 #pragma unroll
     for (int k = 0; k < DEPTH; k++) {
-        wgmma_fragment<TYPE, DEPTH_DOWN>(part_of<0, WIDE>(d), a[k], b.down(k), true);
+        wgmma_fragment<TYPE, DEPTH_DOWN>(part_of<0, FIRST>(d), a[k], b.down(k), true);
+        if constexpr (WIDE > FIRST) {
+            wgmma_fragment<TYPE, DEPTH_DOWN>(
+                part_of<FIRST, WIDE - FIRST>(d), a[k], b.down(k, FIRST * 8), true);
+        }
         if constexpr (TAIL > 0) {
             wgmma_fragment<TYPE, DEPTH_DOWN>(part_of<WIDE, TAIL>(d), a[k], b.down_tail(k), true);
         }

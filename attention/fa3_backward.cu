@@ -562,6 +562,9 @@ static enum status fa3_backward_pass(const struct attention *attention, const st
 }
 
 extern "C" enum status fa3_backward(const struct attention *a, const struct attention_params *p) {
+    if (p->head_dim > FA3_LARGEST_BACKWARD_HEAD_DIM) {
+        return fa2_backward(a, p);
+    }
 #define PASS(D)                                                                                              \
     return p->dtype == DTYPE_BF16 ? fa3_backward_pass<DTYPE_BF16, D>(a, p)                                   \
                                   : fa3_backward_pass<DTYPE_F16, D>(a, p)

@@ -3,7 +3,7 @@
    grid      one thread block a multiprocessor, which takes tiles of ROWS queries of a (batch, head) until none is left, in
              block_order
    block     a warpgroup that has one thread start all copies (TMA), and 2 or 3 warpgroups with 64 queries each
-   shared    Q and O (ROWS x D); K and V blocks (KEYS x D), STAGES of each
+   shared    Q and O (ROWS x D, from 192 columns on in one place); K and V blocks (KEYS x D), STAGES of each
    registers O~ and S of the warpgroup's rows as fp32 accumulators, P in 16 bits: from the copying warpgroup's share
 
    Three things run at once:
@@ -29,9 +29,11 @@ struct fa3_forward_tile {
 };
 
 __host__ __device__ constexpr fa3_forward_tile fa3_forward_tile_of(int head_dim) {
-    return head_dim <= 64   ? fa3_forward_tile{3, 128, 2}
-           : head_dim <= 96 ? fa3_forward_tile{3, 96, 2}
-                            : fa3_forward_tile{2, 128, 2};
+    return head_dim <= 64    ? fa3_forward_tile{3, 128, 2}
+           : head_dim <= 96  ? fa3_forward_tile{3, 96, 2}
+           : head_dim <= 128 ? fa3_forward_tile{2, 128, 2}
+           : head_dim <= 192 ? fa3_forward_tile{2, 112, 2}
+                             : fa3_forward_tile{2, 80, 2};
 }
 
 /* ---- the kernel ---- */
@@ -53,7 +55,8 @@ template <int D> struct fa3_forward_shape {
     static constexpr int ROWS = 64 * GROUPS, THREADS = WARPGROUP * (GROUPS + 1);
     using row_tile = panel_tile<64, D>;
     using key_tile = panel_tile<KEYS, D>;
-    static constexpr int Q_OFFSET = 0, O_OFFSET = Q_OFFSET + GROUPS * row_tile::BYTES,
+    static constexpr bool O_OVER_Q = D > 128; /* there is no room for both */
+    static constexpr int Q_OFFSET = 0, O_OFFSET = O_OVER_Q ? Q_OFFSET : Q_OFFSET + GROUPS * row_tile::BYTES,
                          K_OFFSET = O_OFFSET + GROUPS * row_tile::BYTES,
                          V_OFFSET = K_OFFSET + STAGES * key_tile::BYTES,
                          BARRIERS_OFFSET = V_OFFSET + STAGES * key_tile::BYTES;
@@ -74,16 +77,23 @@ template <int D> struct fa3_forward_shape {
 
 /* A tile of the grid: ROWS queries of a head. */
 template <int D> struct fa3_forward_place {
+    using shape = fa3_forward_shape<D>;
     int batch, head, row, key_blocks;
 
     __device__ __forceinline__ fa3_forward_place(const fa3_forward_arguments &a, unsigned tile) {
-        using shape = fa3_forward_shape<D>;
         int block, batch_head;
         a.order.find(tile, &block, &batch_head);
         batch = batch_head / a.heads, head = batch_head % a.heads;
         row = (a.order.blocks - 1 - block) * shape::ROWS;
-        int seen = a.causal ? min(row + shape::ROWS + a.seqlen_k - a.seqlen_q, a.seqlen_k) : a.seqlen_k;
-        key_blocks = max(seen + shape::KEYS - 1, 0) / shape::KEYS;
+        key_blocks = key_blocks_of(a, row, shape::ROWS);
+    }
+
+    /* How many blocks of keys `rows` queries from first_row on see, those that there are. */
+    static __device__ __forceinline__ int key_blocks_of(
+        const fa3_forward_arguments &a, int first_row, int rows) {
+        int last_row = min(first_row + rows, a.seqlen_q);
+        int seen = a.causal ? last_row + a.seqlen_k - a.seqlen_q : a.seqlen_k;
+        return last_row > first_row ? max(seen + shape::KEYS - 1, 0) / shape::KEYS : 0;
     }
 };
 
@@ -261,12 +271,19 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         }
     }
 
+    /* Q is not read any more; where O takes its place, it is occupied until O is stored. */
+    __device__ __forceinline__ void leave_queries() {
+        if (!shape::O_OVER_Q) {
+            arrive(barriers + 8 * shape::Q_EMPTY);
+        }
+    }
+
     /* S of a block has arrived: its tile of K, and after the last block Q, are not read any more. */
     __device__ __forceinline__ void take_scores(
         const fa3_forward_place<D> &place, int of_block, int first_key) {
         leave(shape::K_EMPTY + of_block % shape::STAGES);
         if (first_key == 0) {
-            leave(shape::Q_EMPTY);
+            leave_queries();
         }
         int first_row = place.row + 64 * group + 16 * warp;
         int visible = a.causal ? first_row + a.seqlen_k - a.seqlen_q + 1 : a.seqlen_k;
@@ -275,8 +292,29 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         }
     }
 
-    __device__ __forceinline__ void attend(const fa3_forward_place<D> &place) {
-        int first_key = (place.key_blocks - 1) * shape::KEYS;
+    __device__ __forceinline__ void take_turn() {
+        named_wait(shape::TURN + group, 2 * WARPGROUP);
+    }
+    __device__ __forceinline__ void give_turn() {
+        named_arrive(shape::TURN + (group + 1) % shape::GROUPS, 2 * WARPGROUP);
+    }
+
+    /* Goes by the blocks of keys that only other groups' queries see. A tile has a turn less than blocks. */
+    __device__ __forceinline__ void skip(int blocks, int turns) {
+        for (int i = 0; i < blocks; i++, block++) {
+            if (i < turns) {
+                take_turn();
+                give_turn();
+            }
+            wait_full(shape::K_FULL, block);
+            leave(shape::K_EMPTY + block % shape::STAGES);
+            wait_full(shape::V_FULL, block);
+            leave(shape::V_EMPTY + block % shape::STAGES);
+        }
+    }
+
+    __device__ __forceinline__ void attend(int key_blocks, const fa3_forward_place<D> &place) {
+        int first_key = (key_blocks - 1) * shape::KEYS;
         float scale_log2 = a.scale * LOG2_E, factors[2];
         wait_full(shape::K_FULL, block);
         start_scores(block);
@@ -288,11 +326,11 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         for (; first_key > 0; block++) {
             first_key -= shape::KEYS;
             wait_full(shape::K_FULL, block + 1);
-            named_wait(shape::TURN + group, 2 * WARPGROUP);
+            take_turn();
             start_scores(block + 1);
             wait_full(shape::V_FULL, block);
             start_output(block);
-            named_arrive(shape::TURN + (group + 1) % shape::GROUPS, 2 * WARPGROUP);
+            give_turn();
             wgmma_wait<1>(scores);
             take_scores(place, block + 1, first_key);
             bool rescale = update_max(factors, scale_log2);
@@ -345,6 +383,12 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         if (leader && first_row < a.seqlen_q) {
             store_tile_async<row_tile>(a.o, tile, 0, first_row, place.head, place.batch);
         }
+        if (shape::O_OVER_Q) {
+            if (leader) {
+                bulk_wait_read<0>();
+            }
+            arrive(barriers + 8 * shape::Q_EMPTY);
+        }
     }
 
     __device__ __forceinline__ void run() {
@@ -364,10 +408,12 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
             }
             row_max[0] = row_max[1] = -INFINITY;
             row_sum[0] = row_sum[1] = 0;
-            if (place.key_blocks > 0) {
-                attend(place);
+            int key_blocks = place.key_blocks_of(a, place.row + 64 * group, 64);
+            skip(place.key_blocks - key_blocks, place.key_blocks - 1);
+            if (key_blocks > 0) {
+                attend(key_blocks, place);
             } else {
-                leave(shape::Q_EMPTY);
+                leave_queries();
             }
             store(place);
         }
@@ -384,7 +430,7 @@ __global__ void __launch_bounds__(fa3_forward_shape<D>::THREADS, 1)
         uint32_t base = shared_address(shared), barriers = base + shape::BARRIERS_OFFSET;
         if (threadIdx.x == 0) {
             arrival_init(barriers + 8 * shape::Q_FULL, 1);
-            arrival_init(barriers + 8 * shape::Q_EMPTY, 4 * shape::GROUPS);
+            arrival_init(barriers + 8 * shape::Q_EMPTY, shape::GROUPS * WARPGROUP);
             for (int stage = 0; stage < shape::STAGES; stage++) {
                 arrival_init(barriers + 8 * (shape::K_FULL + stage), 1);
                 arrival_init(barriers + 8 * (shape::V_FULL + stage), 1);
@@ -456,8 +502,12 @@ extern "C" enum status fa3_forward(const struct attention *a, const struct atten
         PASS(80);
     case 96:
         PASS(96);
-    default:
+    case 128:
         PASS(128);
+    case 192:
+        PASS(192);
+    default:
+        PASS(256);
     }
 #undef PASS
 }

@@ -11,7 +11,6 @@ extern "C" {
 struct attention_kernel {
     const char *name;
     int first_capability, last_capability; /* of the GPUs it runs on: 10 * major + minor */
-    int largest_head_dim;
     size_t (*saved_bytes)(const struct attention_params *p);
     size_t (*workspace_bytes)(const struct attention_params *p);
 #ifdef WITH_CUDA
@@ -70,12 +69,13 @@ struct fa2_workspace fa2_workspace(const struct attention_params *p);
 
 /* ---- fa3_*.cu ---- */
 
-enum { FA3_LARGEST_HEAD_DIM = 128 };
+/* Larger ones have a forward pass of fa3's and the backward pass of fa2. */
+enum { FA3_LARGEST_BACKWARD_HEAD_DIM = 128 };
 
 /* The head dimension that backward computes with: 64, 80 or 128. */
 int fa3_backward_head_dim(int64_t head_dim);
 
-/* Begins as fa2's with one split, but for the head dimension of dQ: fp32 [batch, heads, padded_rows, backward head_dim]. */
+/* Begins as fa2's: for heads with a backward pass of fa3's with one split and the head dimension of that pass. */
 struct fa3_workspace {
     size_t counters_offset; /* of what thread blocks have done: int [1 + batch heads row blocks], or more */
     size_t counters_bytes;

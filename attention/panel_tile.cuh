@@ -18,9 +18,8 @@ template <int ROWS, int WIDTH> struct tile_panel {
     static constexpr int ROW_BYTES = 2 * WIDTH, BYTES = ROWS * ROW_BYTES;
     static_assert(BYTES % 1024 == 0, "the next panel begins where a swizzle does");
 
-    static __device__ __forceinline__ uint32_t offset(int row, int chunk) {
-        uint32_t plain = (uint32_t)(row * ROW_BYTES + chunk * 16);
-        return plain ^ (plain >> 3 & (uint32_t)(ROW_BYTES - 16));
+    static __device__ __forceinline__ uint32_t offset(unsigned row, unsigned chunk) {
+        return row * ROW_BYTES + (chunk * 16 ^ (row * ROW_BYTES >> 3 & (ROW_BYTES - 16)));
     }
     /* Address, distance of panels (read only for DEPTH_DOWN), distance of groups of 8 rows, swizzle. */
     static __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
@@ -40,10 +39,10 @@ template <int ROWS_, int COLUMNS_> struct panel_tile {
                          BYTES = TAIL_OFFSET + (TAIL == 0 ? 0 : tail_panel::BYTES);
 
     /* offset of 8 elements, a chunk of 16 bytes, from the tile's beginning */
-    static __device__ __forceinline__ uint32_t offset(int row, int chunk) {
-        constexpr int CHUNKS = WIDTH / 8;
-        return chunk < PANELS * CHUNKS ? chunk / CHUNKS * panel::BYTES + panel::offset(row, chunk % CHUNKS)
-                                       : TAIL_OFFSET + tail_panel::offset(row, chunk - PANELS * CHUNKS);
+    static __device__ __forceinline__ uint32_t offset(unsigned row, unsigned chunk) {
+        constexpr unsigned CHUNKS = WIDTH / 8, WIDE = PANELS * CHUNKS;
+        return TAIL > 0 && chunk >= WIDE ? TAIL_OFFSET + tail_panel::offset(row, chunk - WIDE)
+                                         : chunk / CHUNKS * panel::BYTES + panel::offset(row, chunk % CHUNKS);
     }
 
     /* The tile as wgmma sees it from a first row (a multiple of 8) or a first column (a multiple of 64) on. */
@@ -63,9 +62,10 @@ template <int ROWS_, int COLUMNS_> struct panel_tile {
                    ? wide + (uint64_t)(column / WIDTH * panel::BYTES + column % WIDTH * 2 >> 4)
                    : tail + (uint64_t)((column - PANELS * WIDTH) * 2 >> 4);
     }
-    /* DEPTH_DOWN: rows 16 k to 16 k + 15 of the wide panels' columns, and of the tail's */
-    __device__ __forceinline__ uint64_t down(int k) const {
-        return wide + (uint64_t)(16 * k * panel::ROW_BYTES >> 4);
+    /* DEPTH_DOWN: rows 16 k to 16 k + 15 of the wide panels' columns, from a first one (a multiple of 64) on, and of the
+       tail's */
+    __device__ __forceinline__ uint64_t down(int k, int first_column = 0) const {
+        return wide + (uint64_t)((first_column / WIDTH * panel::BYTES + 16 * k * panel::ROW_BYTES) >> 4);
     }
     __device__ __forceinline__ uint64_t down_tail(int k) const {
         return tail + (uint64_t)(16 * k * tail_panel::ROW_BYTES >> 4);

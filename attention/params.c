@@ -78,15 +78,18 @@ struct fa2_workspace fa2_workspace(const struct attention_params *p) {
 }
 
 int fa3_backward_head_dim(int64_t head_dim) {
-    return head_dim <= 64 ? 64 : head_dim <= 80 ? 80 : FA3_LARGEST_HEAD_DIM;
+    return head_dim <= 64 ? 64 : head_dim <= 80 ? 80 : FA3_LARGEST_BACKWARD_HEAD_DIM;
 }
 
 struct fa3_workspace fa3_workspace(const struct attention_params *p) {
     enum { SMALLEST_ROW_BLOCK = 64 };
     struct fa2_workspace shared = fa2_workspace(p);
     struct fa3_workspace w;
-    w.counters_offset = add_bytes(shared.dq_offset, array_bytes(p->batch, p->heads, shared.padded_rows,
-                                                        fa3_backward_head_dim(p->head_dim), sizeof(float)));
+    w.counters_offset =
+        p->head_dim > FA3_LARGEST_BACKWARD_HEAD_DIM
+            ? shared.bytes
+            : add_bytes(shared.dq_offset, array_bytes(p->batch, p->heads, shared.padded_rows,
+                                              fa3_backward_head_dim(p->head_dim), sizeof(float)));
     int64_t counters = shared.padded_rows / SMALLEST_ROW_BLOCK + 1;
     w.counters_bytes = array_bytes(p->batch, p->heads, counters, 1, sizeof(int));
     w.bytes = add_bytes(w.counters_offset, w.counters_bytes);
@@ -116,13 +119,12 @@ static size_t fa2_workspace_bytes(const struct attention_params *p) {
 #endif
 
 static const struct attention_kernel kernels[] = {
-    {"fa3", 90, 90, FA3_LARGEST_HEAD_DIM, no_bytes, fa3_workspace_bytes FUNCTIONS(fa3)},
-    {"fa2", 80, INT_MAX, LARGEST_HEAD_DIM, no_bytes, fa2_workspace_bytes FUNCTIONS(fa2)},
-    {"cut2", 80, INT_MAX, LARGEST_HEAD_DIM, no_bytes, fa2_workspace_bytes FUNCTIONS(cut2)},
-    {"cut1", 80, INT_MAX, LARGEST_HEAD_DIM, no_bytes, fa2_workspace_bytes FUNCTIONS(cut1)},
-    {"fa1", 80, INT_MAX, LARGEST_HEAD_DIM, fa1_saved_bytes, fa2_workspace_bytes FUNCTIONS(fa1)},
-    {"standard", 80, INT_MAX, LARGEST_HEAD_DIM, standard_saved_bytes,
-        standard_workspace_bytes FUNCTIONS(standard)},
+    {"fa3", 90, 90, no_bytes, fa3_workspace_bytes FUNCTIONS(fa3)},
+    {"fa2", 80, INT_MAX, no_bytes, fa2_workspace_bytes FUNCTIONS(fa2)},
+    {"cut2", 80, INT_MAX, no_bytes, fa2_workspace_bytes FUNCTIONS(cut2)},
+    {"cut1", 80, INT_MAX, no_bytes, fa2_workspace_bytes FUNCTIONS(cut1)},
+    {"fa1", 80, INT_MAX, fa1_saved_bytes, fa2_workspace_bytes FUNCTIONS(fa1)},
+    {"standard", 80, INT_MAX, standard_saved_bytes, standard_workspace_bytes FUNCTIONS(standard)},
 };
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
@@ -151,7 +153,7 @@ enum status attention_kernel_unknown(const char *name) {
 bool attention_kernel_suits(const char *kernel, int compute_capability, int64_t head_dim) {
     const struct attention_kernel *found = attention_kernel_find(kernel);
     return found != NULL && compute_capability >= found->first_capability &&
-           compute_capability <= found->last_capability && head_dim <= found->largest_head_dim;
+           compute_capability <= found->last_capability && head_dim <= LARGEST_HEAD_DIM;
 }
 
 const char *attention_kernel_best(int compute_capability, int64_t head_dim) {
@@ -284,10 +286,6 @@ enum status attention_check(const char *name, const struct attention_params *p, 
         return fail("attention %s: dtype %s, must be BF16 or F16", name, dtype_name(p->dtype));
     }
     CHECK(check_sizes(p, false));
-    if (p->head_dim > kernel->largest_head_dim) {
-        return fail("attention %s: head_dim is %lld, must be at most %d: use fa2", name,
-            (long long)p->head_dim, kernel->largest_head_dim);
-    }
     CHECK(check_tensors(p, backward));
     return check_memory(kernel, p);
 }

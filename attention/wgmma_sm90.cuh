@@ -43,6 +43,12 @@ template <int N> __device__ __forceinline__ void registers_change(float (&d)[N][
     }
 }
 
+/* Tells the compiler that x may change here: what follows from it is computed again, and not kept in registers from one turn
+   of a loop to the next. */
+template <typename T> __device__ __forceinline__ void forget(T &x) {
+    asm volatile("" : "+r"(x));
+}
+
 /* Waits until at most the newest PENDING groups are under way; d was the result of one that is not. */
 template <int PENDING, int N> __device__ __forceinline__ void wgmma_wait(float (&d)[N][4]) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
@@ -60,8 +66,10 @@ template <int PENDING, int N> __device__ __forceinline__ void wgmma_wait(float (
 #define FRAGMENTS_4 FRAGMENTS_2, FRAGMENT(2), FRAGMENT(3)
 #define FRAGMENTS_8                                                                                          \
     FRAGMENT(0), FRAGMENT(1), FRAGMENT(2), FRAGMENT(3), FRAGMENT(4), FRAGMENT(5), FRAGMENT(6), FRAGMENT(7)
-#define FRAGMENTS_12 FRAGMENTS_8, FRAGMENT(8), FRAGMENT(9), FRAGMENT(10), FRAGMENT(11)
-#define FRAGMENTS_16 FRAGMENTS_12, FRAGMENT(12), FRAGMENT(13), FRAGMENT(14), FRAGMENT(15)
+#define FRAGMENTS_10 FRAGMENTS_8, FRAGMENT(8), FRAGMENT(9)
+#define FRAGMENTS_12 FRAGMENTS_10, FRAGMENT(10), FRAGMENT(11)
+#define FRAGMENTS_14 FRAGMENTS_12, FRAGMENT(12), FRAGMENT(13)
+#define FRAGMENTS_16 FRAGMENTS_14, FRAGMENT(14), FRAGMENT(15)
 
 #define WGMMA_TILES_ASM(n, type, registers, fragments, r0, r1, r2, r3, r4)                                   \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #r2 ", 0;\n"                                       \
@@ -98,22 +106,28 @@ template <int PENDING, int N> __device__ __forceinline__ void wgmma_wait(float (
 
 #define REGISTERS_30 TEN_REGISTERS() ", " TEN_REGISTERS(1) ", " TEN_REGISTERS(2)
 #define REGISTERS_40 REGISTERS_30 ", " TEN_REGISTERS(3)
-#define REGISTERS_60 REGISTERS_40 ", " TEN_REGISTERS(4) ", " TEN_REGISTERS(5)
+#define REGISTERS_50 REGISTERS_40 ", " TEN_REGISTERS(4)
+#define REGISTERS_60 REGISTERS_50 ", " TEN_REGISTERS(5)
 WGMMA(16, "%0, %1, %2, %3, %4, %5, %6, %7", 2, 8, 9, 10, 11, 12, 13, 14)
 WGMMA(32, TEN_REGISTERS() ", %10, %11, %12, %13, %14, %15", 4, 16, 17, 18, 19, 20, 21, 22)
 WGMMA(64, REGISTERS_30 ", %30, %31", 8, 32, 33, 34, 35, 36, 37, 38)
+WGMMA(80, REGISTERS_40, 10, 40, 41, 42, 43, 44, 45, 46)
 WGMMA(96, REGISTERS_40 ", %40, %41, %42, %43, %44, %45, %46, %47", 12, 48, 49, 50, 51, 52, 53, 54)
+WGMMA(112, REGISTERS_50 ", %50, %51, %52, %53, %54, %55", 14, 56, 57, 58, 59, 60, 61, 62)
 WGMMA(128, REGISTERS_60 ", %60, %61, %62, %63", 16, 64, 65, 66, 67, 68, 69, 70)
 #undef WGMMA
 #undef WGMMA_FRAGMENT_ASM
 #undef WGMMA_TILES_ASM
 #undef FRAGMENTS_16
+#undef FRAGMENTS_14
 #undef FRAGMENTS_12
+#undef FRAGMENTS_10
 #undef FRAGMENTS_8
 #undef FRAGMENTS_4
 #undef FRAGMENTS_2
 #undef FRAGMENT
 #undef REGISTERS_60
+#undef REGISTERS_50
 #undef REGISTERS_40
 #undef REGISTERS_30
 #undef TEN_REGISTERS

@@ -169,9 +169,8 @@ const struct option option_table[] = {
         .help = "round a GPU's bf16 weights up or down by chance, so that small updates count on average; a "
                 "resumed run rounds its first weights to the nearest"},
     {"attention", DEVICE, false, CHOICE_OF(attention, "auto", "auto fa3 fa2 cut2 cut1 fa1 standard"),
-        .help =
-            "attention kernel on a GPU; auto: the fastest for it and the heads; fa3: H100 and H200, heads of "
-            "at most 128; cut1 and cut2 are the steps from fa1 to fa2"},
+        .help = "attention kernel on a GPU; auto: the fastest for it and the heads; fa3: H100 and H200; cut1 "
+                "and cut2 are the steps from fa1 to fa2"},
     {"autotune", DEVICE, false, SWITCH_OF(autotune, 1),
         .help =
             "time several algorithms for each matrix product on a GPU and keep the best, in $FLASHGPT_CACHE "

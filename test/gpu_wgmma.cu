@@ -246,6 +246,8 @@ static void test_products_of_rows_with_rows(void) {
     expect_product<DTYPE_BF16, 128, 128, DEPTH_ACROSS, DEPTH_ACROSS>();
     expect_product<DTYPE_F16, 128, 96, DEPTH_ACROSS, DEPTH_ACROSS>();
     expect_product<DTYPE_BF16, 128, 80, DEPTH_ACROSS, DEPTH_ACROSS>();
+    expect_product<DTYPE_F16, 112, 192, DEPTH_ACROSS, DEPTH_ACROSS>();
+    expect_product<DTYPE_BF16, 80, 256, DEPTH_ACROSS, DEPTH_ACROSS>();
 }
 
 /* O = P V, dV = P^T dO, dK = dS^T Q */
@@ -255,6 +257,8 @@ static void test_products_of_fragments_with_columns(void) {
     expect_product<DTYPE_F16, 128, 128, DEPTH_ACROSS, DEPTH_DOWN>();
     expect_product<DTYPE_BF16, 96, 128, DEPTH_ACROSS, DEPTH_DOWN>();
     expect_product<DTYPE_F16, 80, 128, DEPTH_ACROSS, DEPTH_DOWN>();
+    expect_product<DTYPE_F16, 192, 80, DEPTH_ACROSS, DEPTH_DOWN>();
+    expect_product<DTYPE_BF16, 256, 80, DEPTH_ACROSS, DEPTH_DOWN>();
 }
 
 /* dQ = dS K from dS^T */

@@ -183,6 +183,19 @@ static void test_fa3_at_every_head_dimension_of_its_own_matches_reference() {
     expect_fa3_matches<DTYPE_BF16>({1, 140, 140, 1, 1, 128, true, true});
 }
 
+/* Backward is fa2's there: fa3_backward goes to the one of this file's generation, which is another. */
+template <enum dtype TYPE, int D> static void expect_fa3_forward_matches(const shape &s) {
+    expect_matches_reference<TYPE>(
+        "fa3", [](const attention_params *p) { return fa3_forward(&hopper, p); },
+        backward_pass<TYPE, D, 227>::call, s);
+}
+
+static void test_fa3_forward_at_large_head_dimensions_matches_reference() {
+    expect_fa3_forward_matches<DTYPE_BF16, 192>({1, 140, 130, 1, 1, 192, true, true});
+    expect_fa3_forward_matches<DTYPE_F16, 192>({1, 140, 20, 1, 1, 136, true, false});
+    expect_fa3_forward_matches<DTYPE_BF16, 256>({1, 100, 170, 1, 1, 224, true, false});
+}
+
 static void test_fa3_at_head_dimensions_between_matches_reference() {
     expect_fa3_matches<DTYPE_BF16>({1, 33, 150, 1, 1, 8, false, true});
     expect_fa3_matches<DTYPE_F16>({1, 70, 90, 1, 1, 72, true, false});
@@ -253,6 +266,7 @@ int main() {
     RUN(test_fa2_as_on_an_a100_matches_reference);
     RUN(test_fa2_as_on_an_rtx_4090_matches_reference);
     RUN(test_fa3_at_every_head_dimension_of_its_own_matches_reference);
+    RUN(test_fa3_forward_at_large_head_dimensions_matches_reference);
     RUN(test_fa3_at_head_dimensions_between_matches_reference);
     RUN(test_fa3_over_many_blocks_matches_reference);
     RUN(test_fa3_at_one_query_and_one_key_matches_reference);
