@@ -1,6 +1,6 @@
 /* What surrounds every tiled backward kernel: its arguments, the pass before it and the pass after it.
 
-   prepare   D = rowsum(dO o O) and lse log2(e) of every row; zeroes in dQ's fp32 sums
+   prepare   D = rowsum(dO o O) and lse log2(e) of every row; zeroes in dQ's fp32 sums, and in counters
    finish    dQ = scale * sums, rounded
 
    dQ of a row gets a part from every block of keys. Ordinarily there is a thread block for each, and they add to one sum
@@ -17,6 +17,7 @@ struct backward_arguments {
     const float *lse;
     float *statistics; /* [batch, heads, 2, padded_rows]: lse log2(e), then D */
     float *dq_sums;    /* [split, batch, heads, padded_rows / 16, D / 8] fragments */
+    int *counters;     /* one, and one more for every PREPARE_ROWS rows of a head; NULL: none are needed */
     int seqlen_q, seqlen_k, heads, kv_heads, head_dim, padded_rows;
     int group; /* query heads to a key/value head */
     float scale;
@@ -85,6 +86,7 @@ static __global__ void __launch_bounds__(PREPARE_THREADS) backward_prepare(backw
         head = index % a.heads;
     int row = first_row + (int)threadIdx.x / ROW_THREADS, column = (int)threadIdx.x % ROW_THREADS * CHUNK;
     float *statistics = a.statistics_of(index);
+    launch_next();
     float sums[PASSES] = {};
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++) {
@@ -92,6 +94,12 @@ static __global__ void __launch_bounds__(PREPARE_THREADS) backward_prepare(backw
         if (r < a.seqlen_q && column < a.head_dim) {
             sums[pass] = multiply_chunks<TYPE>(*(const uint4 *)(a.o.row(batch, r, head) + column),
                 *(const uint4 *)(a.d_o.row(batch, r, head) + column));
+        }
+    }
+    if (a.counters != nullptr && threadIdx.x == 0) {
+        a.counters[blockIdx.x + 1] = 0;
+        if (blockIdx.x == 0) {
+            a.counters[0] = 0;
         }
     }
     float4 *dq = (float4 *)a.dq_sums_of<D>(0, index, first_row);
@@ -146,6 +154,7 @@ __device__ __forceinline__ void sum_splits(
 /* dQ of FINISH_ROWS rows of a head, from the sums of their fragments. */
 template <enum dtype TYPE, int D>
 static __global__ void __launch_bounds__(FINISH_THREADS) backward_finish(backward_arguments a) {
+    wait_for_previous();
     extern __shared__ __align__(1024) unsigned char shared[];
     using tile = shared_tile<D>;
     int blocks = a.padded_rows / FINISH_ROWS, index = (int)(blockIdx.x / blocks);

@@ -13,12 +13,14 @@
        dV += P^T dO       dK += dS^T Q             (times scale at the end)
        dQ = dS K          -> shared memory -> added to fp32 sums in memory by a bulk reduction
    dQ needs all keys: the two warpgroups meet once a step, and each computes half of its rows (ROWS 128) or of its columns.
+   What takes long without using the tensor cores is begun early, under products: loads of lse and D, and the fence between
+   a stored dQ and the thread that adds it, which comes in the next step.
 
    Deterministic: blocks of keys add to a row block in order, each after a counter says that the one before has. All start
    with the last row block, so that they follow each other at the distance of one addition, and take their places in the
    order in which they start, so that nobody waits for one that has not. The first one of a row block stores instead of
    adding, which saves a pass that clears; the last one rounds the sum, which saves the pass after, where no thread block
-   has so many rows to finish that the others would wait for it.
+   has so many rows to finish that the others would wait for it. Short sequences have order unasked, for these passes.
 
    FLOPs: 10 seqlen_q seqlen_k D a head, half of it when causal: 5 products. */
 #include "attention/backward.cuh"
@@ -29,8 +31,7 @@
 struct fa3_backward_arguments {
     tensor_map q, k, v, d_o, dq, dk, dv;
     backward_arguments common;
-    int *counters; /* deterministic: thread blocks started; then [batch, heads, row blocks] additions to dQ */
-    /* deterministic: whether the last block of keys of a row block writes dQ, or backward_finish does after all */
+    /* in order: whether the last block of keys of a row block writes dQ, or backward_finish does after all */
     bool finishing;
 };
 
@@ -42,7 +43,10 @@ template <int D> struct fa3_backward_shape {
     using weight_tile = panel_tile<KEYS, ROWS>;     /* dS^T */
     static constexpr bool SPLIT_ROWS = ROWS == 128; /* of dQ, between the warpgroups; else its columns */
     static constexpr int DQ_COLUMNS = SPLIT_ROWS ? D : D / 2, DQ_BYTES = ROWS * D * (int)sizeof(float);
-    static constexpr bool ROUNDED_P = D == 80; /* dS from P in 16 bits, which saves registers */
+    /* What there are registers for. Fragments of dS^T that are from P^T in 16 bits: the others are from P^T as it was. */
+    static constexpr int ROUNDED = D == 80 ? ROWS / 8 : D == 64 ? 2 : 0;
+    /* Fragments whose lse and D are loaded before the products are waited for that they are combined with. */
+    static constexpr int EARLY_LSE = 8, EARLY_D = D == 128 ? 8 : 4;
     static constexpr int ADDING =
         2; /* threads that add dQ, in turn: an addition may take longer than a step */
     static constexpr int STATISTICS_BYTES = ROWS * (int)sizeof(float);
@@ -70,19 +74,22 @@ template <int D> struct fa3_backward_shape {
     static constexpr int TOGETHER = 1; /* named barrier of both warpgroups */
 };
 
+/* One row block of one query head. */
+struct fa3_backward_step {
+    int step, row, head; /* step: how many there were before */
+};
+
 /* What a thread block works on. */
 template <int D> struct fa3_backward_place {
     using shape = fa3_backward_shape<D>;
     int batch, kv_head, group, key_block;
-    int first_row, last_row; /* row blocks */
+    int last_row; /* block */
 
     __device__ __forceinline__ fa3_backward_place(const backward_arguments &a, unsigned index) {
         int batch_head;
         a.order.find(index, &key_block, &batch_head);
         batch = batch_head / a.kv_heads, kv_head = batch_head % a.kv_heads;
         group = a.heads / a.kv_heads;
-        /* with deterministic the first block of keys writes dQ of queries that see nothing, too */
-        first_row = a.deterministic && key_block == 0 ? 0 : a.diagonal_row(first_key());
         last_row = (a.seqlen_q - 1) / shape::ROWS * shape::ROWS;
     }
 
@@ -90,14 +97,21 @@ template <int D> struct fa3_backward_place {
         return key_block * shape::KEYS;
     }
 
-    /* Calls take(step, row, head): row blocks from the last down, for each all query heads. */
-    template <typename Take> __device__ __forceinline__ void for_each_step(Take take) const {
-        int step = 0;
-        for (int row = last_row; row >= first_row; row -= shape::ROWS) {
-            for (int head = kv_head * group; head < (kv_head + 1) * group; head++, step++) {
-                take(step, row, head);
-            }
+    __device__ __forceinline__ fa3_backward_step first_step() const {
+        return {0, last_row, kv_head * group};
+    }
+    /* Row blocks from the last down, for each all query heads. */
+    __device__ __forceinline__ void advance(fa3_backward_step &at) const {
+        at.step++;
+        if (++at.head == (kv_head + 1) * group) {
+            at.head = kv_head * group, at.row -= shape::ROWS;
         }
+    }
+    /* Down to the first query that sees any key; deterministic, the first block of keys writes dQ of all. */
+    __device__ __forceinline__ bool is_over(const backward_arguments &a, const fa3_backward_step &at) const {
+        bool all = !a.causal || (a.deterministic && key_block == 0);
+        int first_query = all ? 0 : max(first_key() - (a.seqlen_k - a.seqlen_q), 0);
+        return at.row + shape::ROWS <= first_query;
     }
 
     /* Whether this block of keys finishes dQ of a row block: the last one that it sees, where that is to do it. */
@@ -125,38 +139,38 @@ template <int D> struct fa3_backward_copies {
     }
 
     __device__ __forceinline__ void load_rows(const tensor_map &map, int offset, const float *statistics,
-        int statistics_offset, int full, int empty, int step, int row, int head) {
-        int stage = step % shape::STAGES;
+        int statistics_offset, int full, int empty, const fa3_backward_step &at) {
+        int stage = at.step % shape::STAGES;
         uint32_t arrival = shape::barrier(shared, full + stage);
-        arrival_wait(shape::barrier(shared, empty + stage), step / shape::STAGES % 2 ^ 1);
+        arrival_wait(shape::barrier(shared, empty + stage), at.step / shape::STAGES % 2 ^ 1);
         arrive_expecting(arrival, row_tile::BYTES + shape::STATISTICS_BYTES);
-        load_tile<row_tile>(shared + offset + stage * row_tile::BYTES, map, arrival, row, head, place.batch);
-        bulk_load(shared + statistics_offset + stage * shape::STATISTICS_BYTES, statistics + row, arrival,
+        load_tile<row_tile>(
+            shared + offset + stage * row_tile::BYTES, map, arrival, at.row, at.head, place.batch);
+        bulk_load(shared + statistics_offset + stage * shape::STATISTICS_BYTES, statistics + at.row, arrival,
             shape::STATISTICS_BYTES);
     }
 
     __device__ __forceinline__ void run() {
-        place.for_each_step([&](int step, int row, int head) {
-            const float *statistics = a.common.statistics_of(place.batch * a.common.heads + head);
-            if (step == 0) {
+        for (fa3_backward_step at = place.first_step(); !place.is_over(a.common, at); place.advance(at)) {
+            const float *statistics = a.common.statistics_of(place.batch * a.common.heads + at.head);
+            if (at.step == 0) {
                 load_keys(a.k, shape::K_OFFSET, shape::K_FULL);
             }
-            load_rows(a.q, shape::Q_OFFSET, statistics, shape::LSE_OFFSET, shape::Q_FULL, shape::Q_EMPTY,
-                step, row, head);
-            if (step == 0) {
+            load_rows(a.q, shape::Q_OFFSET, statistics, shape::LSE_OFFSET, shape::Q_FULL, shape::Q_EMPTY, at);
+            if (at.step == 0) {
                 load_keys(a.v, shape::V_OFFSET, shape::V_FULL);
             }
             load_rows(a.d_o, shape::D_O_OFFSET, statistics + a.common.padded_rows, shape::D_OFFSET,
-                shape::D_O_FULL, shape::D_O_EMPTY, step, row, head);
-        });
+                shape::D_O_FULL, shape::D_O_EMPTY, at);
+        }
     }
 };
 
-/* Blocks of keys that have added to dQ of a row block. */
+/* Blocks of keys that have added to dQ of a row block. Before these counters there is one of thread blocks started. */
 template <int D>
 __device__ __forceinline__ int *fa3_counter(const fa3_backward_arguments &a, int index, int row) {
     constexpr int ROWS = fa3_backward_shape<D>::ROWS;
-    return a.counters + 1 + (int64_t)index * (a.common.padded_rows / ROWS) + row / ROWS;
+    return a.common.counters + 1 + (int64_t)index * (a.common.padded_rows / ROWS) + row / ROWS;
 }
 
 /* A thread that adds dQ, of every ADDING-th step. */
@@ -167,21 +181,21 @@ template <int D> struct fa3_backward_additions {
     uint32_t shared;
 
     __device__ __forceinline__ void run(int which) {
-        place.for_each_step([&](int step, int row, int head) {
-            if (step % shape::ADDING != which || place.finishes(a, row)) {
-                return;
+        bool ordered = a.common.deterministic, first = ordered && place.key_block == 0;
+        for (fa3_backward_step at = place.first_step(); !place.is_over(a.common, at); place.advance(at)) {
+            if (at.step % shape::ADDING != which || place.finishes(a, at.row)) {
+                continue;
             }
-            bool ordered = a.common.deterministic;
-            int index = place.batch * a.common.heads + head;
-            int *counter = fa3_counter<D>(a, index, row);
-            arrival_wait(shape::barrier(shared, shape::DQ_FULL + which), step / shape::ADDING % 2);
-            float *sums = a.common.template dq_sums_of<D>(0, index, row);
-            if (ordered && place.key_block == 0) {
+            int index = place.batch * a.common.heads + at.head;
+            int *counter = fa3_counter<D>(a, index, at.row);
+            float *sums = a.common.template dq_sums_of<D>(0, index, at.row);
+            if (ordered) {
+                wait_for_count(counter, place.key_block);
+            }
+            arrival_wait(shape::barrier(shared, shape::DQ_FULL + which), at.step / shape::ADDING % 2);
+            if (first) {
                 bulk_store(sums, shared + shape::DQ_OFFSET, shape::DQ_BYTES);
             } else {
-                if (ordered) {
-                    wait_for_count(counter, place.key_block);
-                }
                 bulk_add(sums, shared + shape::DQ_OFFSET, shape::DQ_BYTES);
             }
             bulk_commit();
@@ -191,7 +205,7 @@ template <int D> struct fa3_backward_additions {
                 bulk_wait<0>();
                 count_up(counter);
             }
-        });
+        }
         bulk_wait<0>();
     }
 };
@@ -213,7 +227,6 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
     int handed_over = 0;   /* row blocks of dQ, to the threads that add */
 
     float dk[D_N][4], dv[D_N][4];
-
     __device__ __forceinline__ fa3_backward_group(const fa3_backward_arguments &arguments,
         const fa3_backward_place<D> &place_of_block, uint32_t shared_memory, int group_index)
         : a(arguments), place(place_of_block), shared(shared_memory), group(group_index),
@@ -227,20 +240,36 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
     }
 
-    /* P^T in place of S^T */
-    __device__ __forceinline__ void exponentiate(float (&s)[S_N][4], uint32_t lse) {
+    /* lse or D of the queries that this thread has in a fragment of S^T, and in the first of them */
+    __device__ __forceinline__ float2 load_statistic(uint32_t statistics, int n) {
+        return load_shared_pair(statistics + (8 * n + lane % 4 * 2) * sizeof(float));
+    }
+    template <int COUNT>
+    __device__ __forceinline__ void load_statistics(float2 (&to)[COUNT], uint32_t statistics) {
+#pragma unroll
+        for (int n = 0; n < COUNT; n++) {
+            to[n] = load_statistic(statistics, n);
+        }
+    }
+
+    /* P^T in place of S^T, and in 16 bits */
+    __device__ __forceinline__ void exponentiate(uint32_t (&p_weights)[ROWS_K][4], float (&s)[S_N][4],
+        const float2 (&early_lse)[shape::EARLY_LSE], uint32_t lse) {
         float scale_log2 = a.common.scale * LOG2_E;
 #pragma unroll
         for (int n = 0; n < S_N; n++) {
-            float2 shift = load_shared_pair(lse + (8 * n + lane % 4 * 2) * sizeof(float));
+            float2 shift = n < shape::EARLY_LSE ? early_lse[n % shape::EARLY_LSE] : load_statistic(lse, n);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 s[n][i] = exp2_fast(s[n][i] * scale_log2 - (i % 2 == 0 ? shift.x : shift.y));
             }
+            if (n % 2 == 1) {
+                pack_fragment<TYPE>(p_weights[n / 2], s[n - 1], s[n]);
+            }
         }
     }
 
-    /* P = 0 where a query does not see a key; rows past the end are 0 already. */
+    /* S = -infinity where a query does not see a key; P of rows past the end is 0 by their lse. */
     __device__ __forceinline__ void mask(float (&s)[S_N][4], int row) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -252,41 +281,27 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
             int limit = first_row - row - (lane % 4 * 2 + i % 2);
 #pragma unroll
             for (int n = 0; n < S_N; n++) {
-                s[n][i] = 8 * n >= limit ? s[n][i] : 0;
+                s[n][i] = 8 * n >= limit ? s[n][i] : -INFINITY;
             }
         }
     }
 
-    /* dS^T in place of dP^T */
-    __device__ __forceinline__ void differentiate(
-        float (&dp)[S_N][4], const float (&p)[S_N][4], uint32_t statistics) {
+    /* dS^T in 16 bits, from P^T and dP^T */
+    __device__ __forceinline__ void differentiate(uint32_t (&d_s_weights)[ROWS_K][4], float (&dp)[S_N][4],
+        const float (&p)[S_N][4], const uint32_t (&p_weights)[ROWS_K][4],
+        const float2 (&early_d)[shape::EARLY_D], uint32_t statistics) {
 #pragma unroll
         for (int n = 0; n < S_N; n++) {
-            float2 d = load_shared_pair(statistics + (8 * n + lane % 4 * 2) * sizeof(float));
+            float2 d = n < shape::EARLY_D ? early_d[n % shape::EARLY_D] : load_statistic(statistics, n);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                dp[n][i] = p[n][i] * (dp[n][i] - (i % 2 == 0 ? d.x : d.y));
+            for (int half = 0; half < 2; half++) {
+                float2 pair = n < shape::ROUNDED ? unpack<TYPE>(p_weights[n / 2][n % 2 * 2 + half])
+                                                 : make_float2(p[n][2 * half], p[n][2 * half + 1]);
+                dp[n][2 * half] = pair.x * (dp[n][2 * half] - d.x);
+                dp[n][2 * half + 1] = pair.y * (dp[n][2 * half + 1] - d.y);
             }
-        }
-    }
-
-    static __device__ __forceinline__ void pack_weights(
-        uint32_t (&to)[ROWS_K][4], const float (&from)[S_N][4]) {
-#pragma unroll
-        for (int k = 0; k < ROWS_K; k++) {
-            pack_fragment<TYPE>(to[k], from[2 * k], from[2 * k + 1]);
-        }
-    }
-
-    /* P^T as it was rounded, where there are too few registers to keep it as it was */
-    static __device__ __forceinline__ void unpack_weights(
-        float (&to)[S_N][4], const uint32_t (&from)[ROWS_K][4]) {
-#pragma unroll
-        for (int k = 0; k < ROWS_K; k++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float2 pair = unpack<TYPE>(from[k][i]);
-                to[2 * k + i / 2][i % 2 * 2] = pair.x, to[2 * k + i / 2][i % 2 * 2 + 1] = pair.y;
+            if (n % 2 == 1) {
+                pack_fragment<TYPE>(d_s_weights[n / 2], dp[n - 1], dp[n]);
             }
         }
     }
@@ -354,42 +369,74 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
     }
 
-    __device__ __forceinline__ void take_step(int step, int row, int head) {
-        int stage = step % shape::STAGES;
-        unsigned parity = step / shape::STAGES % 2;
+    __device__ __forceinline__ row_tile queries(int stage) const {
+        return row_tile(shared + shape::Q_OFFSET + stage * row_tile::BYTES);
+    }
+    __device__ __forceinline__ row_tile output_gradients(int stage) const {
+        return row_tile(shared + shape::D_O_OFFSET + stage * row_tile::BYTES);
+    }
+    /* Whether a warp's part of S^T has queries and keys that do not see each other */
+    __device__ __forceinline__ bool is_masked(int row) const {
+        int last_key = place.first_key() + 64 * group + 16 * warp + 15;
+        return a.common.causal ? last_key - (a.common.seqlen_k - a.common.seqlen_q) > row
+                               : last_key >= a.common.seqlen_k;
+    }
+
+    /* dQ of a step to the threads that add, or to its end. */
+    __device__ __forceinline__ void hand_over(float (&dq)[DQ_N][4], const fa3_backward_step &at) {
+        arrival_wait(shape::barrier(shared, shape::DQ_EMPTY), handed_over % 2 ^ 1);
+        if (place.finishes(a, at.row)) {
+            finish_dq(dq, at.row, at.head);
+        } else {
+            store_dq(dq);
+            handed_over++;
+        }
+    }
+
+    /* Tells them of what was stored in the step before, while a product is under way: the fence takes some time. */
+    __device__ __forceinline__ void announce(const fa3_backward_step &at) {
+        if (at.step > 0 && handed_over == at.step) {
+            fence_async();
+            leave(shape::DQ_FULL + (at.step - 1) % shape::ADDING);
+        }
+    }
+
+    __device__ __forceinline__ void take_step(const fa3_backward_step &at) {
+        forget(lane);
+        int stage = at.step % shape::STAGES;
+        unsigned parity = at.step / shape::STAGES % 2;
         row_tile q(shared + shape::Q_OFFSET + stage * row_tile::BYTES),
             d_o(shared + shape::D_O_OFFSET + stage * row_tile::BYTES);
-        uint32_t d_s_tile = shared + shape::D_S_OFFSET + step % 2 * weight_tile::BYTES;
+        uint32_t lse = shared + shape::LSE_OFFSET + stage * shape::STATISTICS_BYTES,
+                 d = shared + shape::D_OFFSET + stage * shape::STATISTICS_BYTES,
+                 d_s_tile = shared + shape::D_S_OFFSET + at.step % 2 * weight_tile::BYTES;
         float s[S_N][4], dp[S_N][4], dq[DQ_N][4];
+        float2 early_lse[shape::EARLY_LSE], early_d[shape::EARLY_D];
         uint32_t p_weights[ROWS_K][4], d_s_weights[ROWS_K][4];
 
         arrival_wait(shape::barrier(shared, shape::Q_FULL + stage), parity);
         wgmma_begin();
         multiply_rows<TYPE>(s, key_tile(shared + shape::K_OFFSET, 64 * group), q);
         wgmma_commit();
+        announce(at);
         arrival_wait(shape::barrier(shared, shape::D_O_FULL + stage), parity);
         wgmma_begin();
         multiply_rows<TYPE>(dp, key_tile(shared + shape::V_OFFSET, 64 * group), d_o);
         wgmma_commit();
 
+        load_statistics(early_lse, lse);
         wgmma_wait<1>(s);
-        exponentiate(s, shared + shape::LSE_OFFSET + stage * shape::STATISTICS_BYTES);
-        int last_key = place.first_key() + 64 * group + 16 * warp + 15;
-        if (a.common.causal ? last_key - (a.common.seqlen_k - a.common.seqlen_q) > row
-                            : last_key >= a.common.seqlen_k) {
-            mask(s, row);
+        if (is_masked(at.row)) {
+            mask(s, at.row);
         }
-        pack_weights(p_weights, s);
+        exponentiate(p_weights, s, early_lse, lse);
+        load_statistics(early_d, d);
         wgmma_begin();
         multiply_fragments<TYPE>(dv, p_weights, d_o);
         wgmma_commit();
 
         wgmma_wait<1>(dp);
-        if constexpr (shape::ROUNDED_P) {
-            unpack_weights(s, p_weights);
-        }
-        differentiate(dp, s, shared + shape::D_OFFSET + stage * shape::STATISTICS_BYTES);
-        pack_weights(d_s_weights, dp);
+        differentiate(d_s_weights, dp, s, p_weights, early_d, d);
 #pragma unroll
         for (int k = 0; k < ROWS_K; k++) {
             store_matrices(
@@ -407,18 +454,10 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
 
         wgmma_wait<1>(dq);
         registers_change(dv);
-        leave(shape::D_O_EMPTY + stage);
-        arrival_wait(shape::barrier(shared, shape::DQ_EMPTY), handed_over % 2 ^ 1);
-        if (place.finishes(a, row)) {
-            finish_dq(dq, row, head);
-        } else {
-            store_dq(dq);
-            fence_async();
-            leave(shape::DQ_FULL + step % shape::ADDING);
-            handed_over++;
-        }
+        arrive(shape::barrier(shared, shape::D_O_EMPTY + stage));
+        hand_over(dq, at);
         wgmma_wait<0>(dk);
-        leave(shape::Q_EMPTY + stage);
+        arrive(shape::barrier(shared, shape::Q_EMPTY + stage));
     }
 
     /* dK or dV of this group's keys by way of the tile of K or V */
@@ -447,7 +486,11 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
         arrival_wait(shape::barrier(shared, shape::K_FULL), 0);
         arrival_wait(shape::barrier(shared, shape::V_FULL), 0);
-        place.for_each_step([&](int step, int row, int head) { take_step(step, row, head); });
+        fa3_backward_step at = place.first_step();
+        for (; !place.is_over(a.common, at); place.advance(at)) {
+            take_step(at);
+        }
+        announce(at);
         named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP); /* K is not read any more */
         store_sums(a.dv, shared + shape::V_OFFSET, dv, 1);
         store_sums(a.dk, shared + shape::K_OFFSET, dk, a.common.scale);
@@ -465,9 +508,9 @@ __device__ __forceinline__ void fa3_backward_start(const fa3_backward_arguments 
     arrival_init(shape::barrier(shared, shape::V_FULL), 1);
     for (int stage = 0; stage < shape::STAGES; stage++) {
         arrival_init(shape::barrier(shared, shape::Q_FULL + stage), 1);
-        arrival_init(shape::barrier(shared, shape::Q_EMPTY + stage), WARPS);
+        arrival_init(shape::barrier(shared, shape::Q_EMPTY + stage), shape::GROUPS * WARPGROUP);
         arrival_init(shape::barrier(shared, shape::D_O_FULL + stage), 1);
-        arrival_init(shape::barrier(shared, shape::D_O_EMPTY + stage), WARPS);
+        arrival_init(shape::barrier(shared, shape::D_O_EMPTY + stage), shape::GROUPS * WARPGROUP);
     }
     for (int i = 0; i < shape::ADDING; i++) {
         arrival_init(shape::barrier(shared, shape::DQ_FULL + i), WARPS);
@@ -475,7 +518,7 @@ __device__ __forceinline__ void fa3_backward_start(const fa3_backward_arguments 
     arrival_init(shape::barrier(shared, shape::DQ_EMPTY), 1);
     arrival_init_done();
     store_shared(shared + shape::PLACE_OFFSET,
-        a.common.deterministic ? (uint32_t)atomicAdd(a.counters, 1) : blockIdx.x);
+        a.common.deterministic ? (uint32_t)atomicAdd(a.common.counters, 1) : blockIdx.x);
 }
 
 template <enum dtype TYPE, int D>
@@ -485,6 +528,8 @@ __global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
     if constexpr (COMPILED_FOR_SM90A) {
         using shape = fa3_backward_shape<D>;
         uint32_t base = shared_address(shared);
+        launch_next();
+        wait_for_previous();
         if (threadIdx.x == 0) {
             fa3_backward_start<D>(a, base);
         }
@@ -492,7 +537,7 @@ __global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
         int warp = (int)uniform_warp_index();
         if (warp < 4) {
             registers_release<shape::COPY_REGISTERS>();
-            fa3_backward_place<D> place(a.common, load_shared(base + shape::PLACE_OFFSET));
+            fa3_backward_place<D> place(a.common, (load_shared(base + shape::PLACE_OFFSET)));
             if (threadIdx.x == 0) {
                 fa3_backward_copies<D>{a, place, base}.run();
             } else if (warp <= shape::ADDING && lane_index() == 0) {
@@ -500,7 +545,7 @@ __global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
             }
         } else {
             registers_acquire<shape::REGISTERS>();
-            fa3_backward_place<D> place(a.common, load_shared(base + shape::PLACE_OFFSET));
+            fa3_backward_place<D> place(a.common, (load_shared(base + shape::PLACE_OFFSET)));
             fa3_backward_group<TYPE, D>(a, place, base, warp / 4 - 1).run();
         }
     }
@@ -510,6 +555,9 @@ __global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
 
 /* Without a mask the last block of keys finishes all rows: only if a head has no more blocks than this. */
 enum { MOST_FINISHED = 4 };
+
+/* Up to so many blocks of keys of a head, order costs less than the passes that it saves, whether it is asked for or not. */
+enum { MOST_ORDERED = 16 };
 
 /* How many blocks of keys of a head are at work together when they have to wait for each other: more wait longer, fewer find
    less of Q and dO in the L2 cache. */
@@ -524,15 +572,15 @@ static fa3_backward_arguments fa3_backward_arguments_of(
     fa3_backward_arguments a = {};
     backward_arguments &c = a.common;
     c = backward_problem(p, shape::ROWS, shape::KEYS);
-    c.deterministic = p->deterministic;
+    c.deterministic = p->deterministic || c.key_blocks <= MOST_ORDERED;
     int64_t heads = p->batch * p->kv_heads;
     c.order = order_blocks(c.key_blocks, heads, p->heads / p->kv_heads * p->seqlen_q * D * 8);
-    if (p->deterministic) {
+    if (c.deterministic) {
         int64_t together = max_i64(c.order.together, attention->multiprocessors / fa3_blocks_together(D));
         c.order.together = (int)min_i64(together, heads);
     }
-    a.finishing = p->deterministic && (p->causal || c.key_blocks <= MOST_FINISHED);
-    a.counters = (int *)((char *)p->workspace + fa3_workspace(p).counters_offset);
+    a.finishing = c.deterministic && (p->causal || c.key_blocks <= MOST_FINISHED);
+    c.counters = c.deterministic ? (int *)((char *)p->workspace + fa3_workspace(p).counters_offset) : nullptr;
     return a;
 }
 
@@ -550,15 +598,10 @@ static enum status fa3_backward_pass(const struct attention *attention, const st
     CHECK(make_tensor_map<key_tile>(&a.dk, attention, p, p->dk, p->seqlen_k, p->kv_heads, 64));
     CHECK(make_tensor_map<key_tile>(&a.dv, attention, p, p->dv, p->seqlen_k, p->kv_heads, 64));
     CHECK((prepare_backward<TYPE, D>(p, a.common)));
-    if (p->deterministic) {
-        CHECK(cuda_check(
-            cudaMemsetAsync(a.counters, 0, fa3_workspace(p).counters_bytes, (cudaStream_t)p->stream),
-            "fa3 backward"));
-    }
     CHECK(launch("fa3 backward", fa3_backward_kernel<TYPE, D>, p->batch * p->kv_heads * a.common.key_blocks,
-        shape::THREADS, shape::SHARED_BYTES, p->stream, a));
+        shape::THREADS, shape::SHARED_BYTES, p->stream, a, true));
     a.common.deterministic = false; /* there is one sum */
-    return a.finishing ? STATUS_OK : finish_backward<TYPE, D>(p, a.common);
+    return a.finishing ? STATUS_OK : finish_backward<TYPE, D>(p, a.common, true);
 }
 
 extern "C" enum status fa3_backward(const struct attention *a, const struct attention_params *p) {

@@ -27,10 +27,13 @@ __device__ __forceinline__ int lane_index() {
 __device__ __forceinline__ unsigned warp_index() {
     return threadIdx.x / LANES;
 }
-/* The same by way of a shuffle, which tells the compiler that all lanes have the same: what follows from it then takes
-   one register of the warp, not one of every lane. */
+/* x, which is the same in all lanes, by way of a shuffle that tells the compiler so: what follows from it then takes one
+   register of the warp, not one of every lane. */
+template <typename T> __device__ __forceinline__ T uniform(T x) {
+    return __shfl_sync(~0u, x, 0);
+}
 __device__ __forceinline__ unsigned uniform_warp_index() {
-    return __shfl_sync(~0u, warp_index(), 0);
+    return uniform(warp_index());
 }
 
 /* x, without the compiler knowing: what is worked out from it inside of a loop is worked out every time, and takes no
