@@ -86,7 +86,6 @@ static __global__ void __launch_bounds__(PREPARE_THREADS) backward_prepare(backw
         head = index % a.heads;
     int row = first_row + (int)threadIdx.x / ROW_THREADS, column = (int)threadIdx.x % ROW_THREADS * CHUNK;
     float *statistics = a.statistics_of(index);
-    launch_next();
     float sums[PASSES] = {};
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++) {
@@ -154,7 +153,6 @@ __device__ __forceinline__ void sum_splits(
 /* dQ of FINISH_ROWS rows of a head, from the sums of their fragments. */
 template <enum dtype TYPE, int D>
 static __global__ void __launch_bounds__(FINISH_THREADS) backward_finish(backward_arguments a) {
-    wait_for_previous();
     extern __shared__ __align__(1024) unsigned char shared[];
     using tile = shared_tile<D>;
     int blocks = a.padded_rows / FINISH_ROWS, index = (int)(blockIdx.x / blocks);

@@ -47,8 +47,8 @@ template <int D> struct fa3_backward_shape {
     static constexpr int ROUNDED = D == 80 ? ROWS / 8 : D == 64 ? 2 : 0;
     /* Fragments whose lse and D are loaded before the products are waited for that they are combined with. */
     static constexpr int EARLY_LSE = 8, EARLY_D = D == 128 ? 8 : 4;
-    static constexpr int ADDING =
-        2; /* threads that add dQ, in turn: an addition may take longer than a step */
+    /* Threads that add dQ, in turn: an addition may take longer than a step. */
+    static constexpr int ADDING = 2;
     static constexpr int STATISTICS_BYTES = ROWS * (int)sizeof(float);
 
     static constexpr int K_OFFSET = 0, V_OFFSET = K_OFFSET + key_tile::BYTES,
@@ -227,6 +227,7 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
     int handed_over = 0;   /* row blocks of dQ, to the threads that add */
 
     float dk[D_N][4], dv[D_N][4];
+
     __device__ __forceinline__ fa3_backward_group(const fa3_backward_arguments &arguments,
         const fa3_backward_place<D> &place_of_block, uint32_t shared_memory, int group_index)
         : a(arguments), place(place_of_block), shared(shared_memory), group(group_index),
@@ -537,7 +538,7 @@ __global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
         int warp = (int)uniform_warp_index();
         if (warp < 4) {
             registers_release<shape::COPY_REGISTERS>();
-            fa3_backward_place<D> place(a.common, (load_shared(base + shape::PLACE_OFFSET)));
+            fa3_backward_place<D> place(a.common, load_shared(base + shape::PLACE_OFFSET));
             if (threadIdx.x == 0) {
                 fa3_backward_copies<D>{a, place, base}.run();
             } else if (warp <= shape::ADDING && lane_index() == 0) {
@@ -545,7 +546,7 @@ __global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
             }
         } else {
             registers_acquire<shape::REGISTERS>();
-            fa3_backward_place<D> place(a.common, (load_shared(base + shape::PLACE_OFFSET)));
+            fa3_backward_place<D> place(a.common, load_shared(base + shape::PLACE_OFFSET));
             fa3_backward_group<TYPE, D>(a, place, base, warp / 4 - 1).run();
         }
     }
