@@ -21,7 +21,7 @@ enum status {
     STATUS_OK = 0,
     STATUS_ERROR = 1,         /* the input, the machine or a file is at fault: one line tells the user */
     STATUS_OUT_OF_MEMORY = 2, /* host or device memory: the program prints the memory plan as well */
-    STATUS_PEER_LOST = 3      /* another rank died or does not answer */
+    STATUS_PEER_LOST = 3      /* a rank died or does not answer, or this GPU failed: a restart may do */
 };
 
 /* Records a printf-style message for error_message() and returns STATUS_ERROR, so that a check reads

@@ -16,7 +16,17 @@ static const double GIB = 1024.0 * 1024.0 * 1024.0;
 enum { SCRATCH_BYTES_AT_START = 32 << 20 };
 
 enum status cuda_failed(cudaError_t error, const char *what) {
-    return fail("CUDA: %s: %s", what, cudaGetErrorString(error));
+    switch (error) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorHardwareStackError:
+    case cudaErrorLaunchFailure:
+    case cudaErrorUnknown:
+        return fail_as(STATUS_PEER_LOST, "CUDA: %s: %s; the GPU failed, dmesg says more", what,
+            cudaGetErrorString(error));
+    default:
+        return fail("CUDA: %s: %s", what, cudaGetErrorString(error));
+    }
 }
 
 int backend_cuda_device_count(void) {

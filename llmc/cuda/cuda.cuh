@@ -47,6 +47,7 @@ struct backend_state {
 
 /* ---- checked calls ---- */
 
+/* STATUS_PEER_LOST if this GPU is lost to the run, so that another try may do; else STATUS_ERROR. */
 enum status cuda_failed(cudaError_t error, const char *what);
 
 #define CUDA_CHECK(call)                                                                                     \
