@@ -30,16 +30,18 @@ enum {
     FORWARD_WARPS = 4,
     FORWARD_ROW_WARPS = 8,
     FORWARD_VECTORS = 8,
-    BACKWARD_ROW_WARPS = 16,
     GROUP_BARRIERS = 15, /* that a block has beside __syncthreads */
     BACKWARD_VECTORS = 4,
-    MAX_CHANNELS = 8 * 32 * FORWARD_ROW_WARPS * FORWARD_VECTORS /* as many as backward's */
+    MAX_CHANNELS = 8 * 32 * FORWARD_ROW_WARPS * FORWARD_VECTORS
 };
 
-/* Threads of a backward block with so many pieces a thread, so that their registers are what a multiprocessor has. */
+/* The most threads of a backward block with so many pieces a thread, so that their registers are what a multiprocessor
+   has. */
 constexpr int backward_threads(int vectors) {
-    return vectors == 1 ? 1024 : vectors == 2 ? 512 : 384;
+    return vectors == 1 ? 1024 : 512;
 }
+static_assert(8 * BACKWARD_VECTORS * backward_threads(BACKWARD_VECTORS) >= MAX_CHANNELS,
+    "backward has no threads for the widest row");
 
 static enum status check_row(const char *op, int channels) {
     CHECK(check_channels(op, channels));
@@ -428,7 +430,7 @@ static struct division divide_backward(int channels, int64_t shared_bytes) {
     int64_t pieces = channels / 8, fewest = INT64_MAX;
     for (int vectors = pieces <= 32 ? 1 : 2; vectors <= BACKWARD_VECTORS; vectors++) {
         int64_t warps = ceil_div(pieces, 32 * vectors);
-        if (warps <= BACKWARD_ROW_WARPS && warps * vectors < fewest) {
+        if (32 * warps <= backward_threads(vectors) && warps * vectors < fewest) {
             int64_t groups = backward_threads(vectors) / (32 * warps);
             int64_t bytes = max_i64(2 * stage_bytes(vectors, warps), sums_bytes(channels));
             groups = max_i64(1, min_i64(groups, shared_bytes / bytes));
