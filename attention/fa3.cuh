@@ -1,4 +1,5 @@
-/* What the FlashAttention kernels for Hopper share: tensor maps, and the choice of a head dimension. */
+/* What the FlashAttention kernels for Hopper share: tensor maps, tiles to and from memory, and the products of a
+   warpgroup. */
 #ifndef ATTENTION_FA3_CUH
 #define ATTENTION_FA3_CUH
 
@@ -52,6 +53,8 @@ static enum status make_tensor_map(tensor_map *map, const struct attention *a,
     return Tile::TAIL == 0 ? STATUS_OK
                            : encode_tensor_map(&map->tail, a, p, t, seqlen, heads, box_rows, Tile::TAIL);
 }
+
+/* ---- tiles ---- */
 
 /* All panels of a tile, by one thread. */
 template <typename Tile>

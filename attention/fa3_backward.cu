@@ -31,7 +31,7 @@
 struct fa3_backward_arguments {
     tensor_map q, k, v, d_o, dq, dk, dv;
     backward_arguments common;
-    /* in order: whether the last block of keys of a row block writes dQ, or backward_finish does after all */
+    /* in order: the last block of keys of a row block writes dQ, and no backward_finish does */
     bool finishing;
 };
 
@@ -107,7 +107,7 @@ template <int D> struct fa3_backward_place {
             at.head = kv_head * group, at.row -= shape::ROWS;
         }
     }
-    /* Down to the first query that sees any key; deterministic, the first block of keys writes dQ of all. */
+    /* Down to the first query that sees any key; in order, the first block of keys writes dQ of all. */
     __device__ __forceinline__ bool is_over(const backward_arguments &a, const fa3_backward_step &at) const {
         bool all = !a.causal || (a.deterministic && key_block == 0);
         int first_query = all ? 0 : max(first_key() - (a.seqlen_k - a.seqlen_q), 0);
@@ -336,7 +336,7 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
     }
 
-    /* The last block of keys of a row block, deterministic: dQ = scale (sums + dq), rounded, by way of shared memory. */
+    /* The last block of keys of a row block, in order: dQ = scale (sums + dq), rounded, by way of shared memory. */
     __device__ __forceinline__ void finish_dq(float (&dq)[DQ_N][4], int row, int head) {
         bool leader = threadIdx.x == WARPGROUP;
         int index = place.batch * a.common.heads + head;
@@ -370,12 +370,6 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
     }
 
-    __device__ __forceinline__ row_tile queries(int stage) const {
-        return row_tile(shared + shape::Q_OFFSET + stage * row_tile::BYTES);
-    }
-    __device__ __forceinline__ row_tile output_gradients(int stage) const {
-        return row_tile(shared + shape::D_O_OFFSET + stage * row_tile::BYTES);
-    }
     /* Whether a warp's part of S^T has queries and keys that do not see each other */
     __device__ __forceinline__ bool is_masked(int row) const {
         int last_key = place.first_key() + 64 * group + 16 * warp + 15;
@@ -383,7 +377,7 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
                                : last_key >= a.common.seqlen_k;
     }
 
-    /* dQ of a step to the threads that add, or to its end. */
+    /* dQ of a step to the threads that add, or to its end: what this block of keys finishes are its last row blocks. */
     __device__ __forceinline__ void hand_over(float (&dq)[DQ_N][4], const fa3_backward_step &at) {
         arrival_wait(shape::barrier(shared, shape::DQ_EMPTY), handed_over % 2 ^ 1);
         if (place.finishes(a, at.row)) {
@@ -394,7 +388,8 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
     }
 
-    /* Tells them of what was stored in the step before, while a product is under way: the fence takes some time. */
+    /* Tells the threads that add of what they have from the step before, while a product is under way: the fence takes
+       some time. */
     __device__ __forceinline__ void announce(const fa3_backward_step &at) {
         if (at.step > 0 && handed_over == at.step) {
             fence_async();
@@ -402,8 +397,27 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
     }
 
+    /* dS^T of this group's keys to the tile that dQ's product reads */
+    __device__ __forceinline__ void store_weights(uint32_t tile, const uint32_t (&d_s_weights)[ROWS_K][4]) {
+#pragma unroll
+        for (int k = 0; k < ROWS_K; k++) {
+            store_matrices(tile + weight_tile::offset(64 * group + 16 * warp + lane % 16, 2 * k + lane / 16),
+                d_s_weights[k]);
+        }
+        fence_async();
+    }
+
+    /* Starts the group's part of dQ = dS K, with all keys, once both groups have stored dS^T. */
+    __device__ __forceinline__ void start_dq(float (&dq)[DQ_N][4], uint32_t weights) {
+        named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP);
+        wgmma_begin();
+        multiply_columns<TYPE>(dq, weight_tile(weights, 0, shape::SPLIT_ROWS ? 64 * group : 0),
+            key_tile(shared + shape::K_OFFSET, 0, 8 * dq_column()));
+        wgmma_commit();
+    }
+
     __device__ __forceinline__ void take_step(const fa3_backward_step &at) {
-        forget(lane);
+        lane = (int)opaque((uint32_t)lane); /* no registers for addresses from one step to the next */
         int stage = at.step % shape::STAGES;
         unsigned parity = at.step / shape::STAGES % 2;
         row_tile q(shared + shape::Q_OFFSET + stage * row_tile::BYTES),
@@ -438,18 +452,8 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
 
         wgmma_wait<1>(dp);
         differentiate(d_s_weights, dp, s, p_weights, early_d, d);
-#pragma unroll
-        for (int k = 0; k < ROWS_K; k++) {
-            store_matrices(
-                d_s_tile + weight_tile::offset(64 * group + 16 * warp + lane % 16, 2 * k + lane / 16),
-                d_s_weights[k]);
-        }
-        fence_async();
-        named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP);
-        wgmma_begin();
-        multiply_columns<TYPE>(dq, weight_tile(d_s_tile, 0, shape::SPLIT_ROWS ? 64 * group : 0),
-            key_tile(shared + shape::K_OFFSET, 0, 8 * dq_column()));
-        wgmma_commit();
+        store_weights(d_s_tile, d_s_weights);
+        start_dq(dq, d_s_tile);
         multiply_fragments<TYPE>(dk, d_s_weights, q);
         wgmma_commit();
 

@@ -4,12 +4,13 @@
              block_order
    block     a warpgroup that has one thread start all copies (TMA), and 2 or 3 warpgroups with 64 queries each
    shared    Q and O (ROWS x D, from 192 columns on in one place); K and V blocks (KEYS x D), STAGES of each
-   registers O~ and S of the warpgroup's rows as fp32 accumulators, P in 16 bits: from the copying warpgroup's share
+   registers O~ and S of the warpgroup's rows as fp32 accumulators, P in 16 bits; the copying warpgroup gives up most of
+             its own
 
    Three things run at once:
    - copies run ahead of the products by as many blocks as there are stages, and into the next tile
-   - within a warpgroup S of the next block and O~ += P V of this one are under way while ... nothing else of it is; but
-     the softmax of the next block begins as soon as its S is there, under the second product
+   - within a warpgroup S of the next block and O~ += P V of this one are started together, and the softmax of the next
+     block begins as soon as its S is there, under the second product
    - warpgroups take turns to start their products, so that the softmax of one lies under the products of the other
 
    for each block of keys, from the last visible one down:
@@ -36,8 +37,6 @@ __host__ __device__ constexpr fa3_forward_tile fa3_forward_tile_of(int head_dim)
                              : fa3_forward_tile{2, 80, 2};
 }
 
-/* ---- the kernel ---- */
-
 struct fa3_forward_arguments {
     tensor_map q, k, v, o;
     float *lse;
@@ -63,8 +62,7 @@ template <int D> struct fa3_forward_shape {
     /* of arrival barriers */
     static constexpr int Q_FULL = 0, Q_EMPTY = 1, K_FULL = 2, K_EMPTY = K_FULL + STAGES,
                          V_FULL = K_EMPTY + STAGES, V_EMPTY = V_FULL + STAGES, BARRIERS = V_EMPTY + STAGES;
-    static constexpr int TILE_OFFSET =
-        BARRIERS_OFFSET + 8 * BARRIERS; /* the number of the tile that Q is of */
+    static constexpr int TILE_OFFSET = BARRIERS_OFFSET + 8 * BARRIERS; /* which one Q is of */
     static constexpr int SHARED_BYTES = TILE_OFFSET + 8;
     static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than there is");
     /* registers of a thread: what the threads that copy give up, the others get */
@@ -97,7 +95,8 @@ template <int D> struct fa3_forward_place {
     }
 };
 
-/* The thread that copies, and that takes tiles from the grid. */
+/* ---- the thread that copies, and that takes tiles from the grid ---- */
+
 template <int D> struct fa3_forward_copies {
     using shape = fa3_forward_shape<D>;
     const fa3_forward_arguments &a;
@@ -145,7 +144,8 @@ template <int D> struct fa3_forward_copies {
     }
 };
 
-/* A warpgroup that computes. */
+/* ---- a warpgroup that computes ---- */
+
 template <enum dtype TYPE, int D> struct fa3_forward_group {
     using shape = fa3_forward_shape<D>;
     using row_tile = typename shape::row_tile;
@@ -299,7 +299,7 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         named_arrive(shape::TURN + (group + 1) % shape::GROUPS, 2 * WARPGROUP);
     }
 
-    /* Goes by the blocks of keys that only other groups' queries see. A tile has a turn less than blocks. */
+    /* Goes by the blocks of keys that only other groups' queries see, and by their turns, one less than a tile's blocks. */
     __device__ __forceinline__ void skip(int blocks, int turns) {
         for (int i = 0; i < blocks; i++, block++) {
             if (i < turns) {
@@ -313,6 +313,7 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         }
     }
 
+    /* The loop of this file's beginning, over blocks of keys. */
     __device__ __forceinline__ void attend(int key_blocks, const fa3_forward_place<D> &place) {
         int first_key = (key_blocks - 1) * shape::KEYS;
         float scale_log2 = a.scale * LOG2_E, factors[2];
@@ -420,6 +421,8 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         bulk_wait_read<0>();
     }
 };
+
+/* ---- the kernel ---- */
 
 template <enum dtype TYPE, int D>
 __global__ void __launch_bounds__(fa3_forward_shape<D>::THREADS, 1)

@@ -43,12 +43,6 @@ template <int N> __device__ __forceinline__ void registers_change(float (&d)[N][
     }
 }
 
-/* Tells the compiler that x may change here: what follows from it is computed again, and not kept in registers from one turn
-   of a loop to the next. */
-template <typename T> __device__ __forceinline__ void forget(T &x) {
-    asm volatile("" : "+r"(x));
-}
-
 /* Waits until at most the newest PENDING groups are under way; d was the result of one that is not. */
 template <int PENDING, int N> __device__ __forceinline__ void wgmma_wait(float (&d)[N][4]) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");

@@ -382,7 +382,5 @@ template <int PENDING, int N> inline void wgmma_wait(float (&)[N][4]) {
 }
 template <int N> inline void registers_change(float (&)[N][4]) {
 }
-template <typename T> inline void forget(T &) {
-}
 
 #endif
