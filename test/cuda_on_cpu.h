@@ -1,5 +1,5 @@
-/* Enough of CUDA to run the tiled kernels of attention/ on a CPU, thread by thread, as they are: it stands in for
-   attention/device.cuh and attention/mma_sm80.cuh, and their .cu files are then included as C++.
+/* Enough of CUDA to run kernels on a CPU, thread by thread, as they are: attention_on_cpu.h and ops_on_cpu.h make them
+   C++ with it.
 
    A thread block's threads are fibers of one CPU thread, a switch away from each other; thread blocks run one after the
    other. A fiber runs until it has to wait: at a barrier, or in an instruction that a whole warp takes part in (mma,
@@ -11,16 +11,15 @@
 #ifndef TEST_CUDA_ON_CPU_H
 #define TEST_CUDA_ON_CPU_H
 
-#define ATTENTION_DEVICE_CUH
-#define ATTENTION_MMA_SM80_CUH
-#define COMPILED_FOR(shared_kb) true
-
-#include "attention/kernel.h"
+#include "llmc/common.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <memory>
+#include <setjmp.h>
 #include <type_traits>
 #include <ucontext.h>
 #include <vector>
@@ -32,18 +31,16 @@ using std::max;
 #define __global__
 #define __device__
 #define __host__
-#define __shared__
 #define __forceinline__ inline
-#define __launch_bounds__(...)
 #define __align__(bytes)
 
-struct float2 {
+struct alignas(8) float2 {
     float x, y;
 };
-struct float4 {
+struct alignas(16) float4 {
     float x, y, z, w;
 };
-struct uint4 {
+struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
 inline float2 make_float2(float x, float y) {
@@ -69,7 +66,7 @@ inline unsigned __float_as_uint(float value) {
 /* ---- threads ---- */
 
 struct cpu_index {
-    unsigned x;
+    unsigned x, y;
 };
 
 struct cpu_copy {
@@ -79,8 +76,8 @@ struct cpu_copy {
 };
 
 struct cpu_thread {
-    ucontext_t context;
-    std::vector<char> stack;
+    std::unique_ptr<char[]> stack; /* once it has one, the fiber is at `place` */
+    jmp_buf place;
     cpu_index index;
     bool done;
     uint32_t brought[8]; /* to the instruction that the warp is in */
@@ -93,30 +90,64 @@ struct cpu_barrier {
     unsigned passed; /* how often all have */
 };
 
-enum { CPU_LANES = 32, CPU_MOST_THREADS = 512, CPU_SHARED_BYTES = 232448, CPU_NAMED_BARRIERS = 16 };
+enum { CPU_LANES = 32, CPU_MOST_THREADS = 1024, CPU_SHARED_BYTES = 232448, CPU_NAMED_BARRIERS = 16 };
 
 /* The one simulated multiprocessor. */
 static struct {
     cpu_thread threads[CPU_MOST_THREADS];
     cpu_thread *running;
-    ucontext_t scheduler;
+    jmp_buf scheduler;
     int thread_count;
-    cpu_index block, grid;
     int shared_bytes; /* that the block asked for */
     cpu_barrier warps[CPU_MOST_THREADS / CPU_LANES], named[CPU_NAMED_BARRIERS];
-    void (*body)();
+    std::function<void()> body;
     bool copies_late, last_warp_first;
 } cpu;
 
 alignas(1024) unsigned char shared[CPU_SHARED_BYTES]; /* the kernels' dynamic shared memory, by its name */
 
 #define threadIdx (cpu.running->index)
-#define blockIdx (cpu.block)
-#define gridDim (cpu.grid)
+static cpu_index blockIdx, gridDim, blockDim;
 
 inline void cpu_fail(const char *what) {
-    printf("    cuda_on_cpu: %s (block %u, thread %u)\n", what, cpu.block.x, threadIdx.x);
+    printf("    cuda_on_cpu: %s (block %u %u, thread %u %u)\n", what, blockIdx.x, blockIdx.y, threadIdx.x,
+        threadIdx.y);
     exit(1);
+}
+
+/* Switches by setjmp and longjmp: those of ucontext.h ask the kernel for the signal mask each time. */
+__attribute__((noinline)) inline void cpu_yield() {
+    if (_setjmp(cpu.running->place) == 0) {
+        _longjmp(cpu.scheduler, 1);
+    }
+}
+
+/* A fiber runs the bodies of one block after the other. */
+inline void cpu_enter() {
+    for (;;) {
+        cpu.body();
+        cpu.running->done = true;
+        cpu_yield();
+    }
+}
+
+/* Goes on with a fiber until it yields. */
+__attribute__((noinline)) inline void cpu_resume(cpu_thread &t) {
+    enum { STACK_BYTES = 100000 }; /* no power of two: stacks use other sets of the cache */
+    cpu.running = &t;
+    if (_setjmp(cpu.scheduler) != 0) {
+        return;
+    }
+    if (t.stack) {
+        _longjmp(t.place, 1);
+    }
+    t.stack.reset(new char[STACK_BYTES]);
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = t.stack.get();
+    context.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&context, cpu_enter, 0);
+    setcontext(&context);
 }
 
 inline void cpu_wait(cpu_barrier &b, int threads) {
@@ -126,17 +157,25 @@ inline void cpu_wait(cpu_barrier &b, int threads) {
         b.passed++;
     }
     while (b.passed == passed) {
-        swapcontext(&cpu.running->context, &cpu.scheduler);
+        cpu_yield();
     }
 }
 
+/* The running thread's number in its block. */
+inline int cpu_number() {
+    return (int)(cpu.running - cpu.threads);
+}
+inline int cpu_my_lane() {
+    return cpu_number() % CPU_LANES;
+}
+
 inline cpu_barrier &cpu_warp_barrier() {
-    return cpu.warps[threadIdx.x / CPU_LANES];
+    return cpu.warps[cpu_number() / CPU_LANES];
 }
 
 /* What lane `lane` of this warp brought. */
 inline const uint32_t *cpu_lane(unsigned lane) {
-    return cpu.threads[threadIdx.x / CPU_LANES * CPU_LANES + lane].brought;
+    return cpu.threads[cpu_number() / CPU_LANES * CPU_LANES + (int)lane].brought;
 }
 
 /* All lanes bring, all take, all go on. */
@@ -148,46 +187,33 @@ template <typename Take> inline auto cpu_with_warp(const uint32_t *bring, int co
     return taken;
 }
 
-inline void cpu_enter() {
-    cpu.body();
-    cpu.running->done = true;
-    swapcontext(&cpu.running->context, &cpu.scheduler);
-}
-
 /* Runs the fibers of a warp once each; whether any is left. */
 inline bool cpu_run_warp(int warp) {
     bool left = false;
-    for (int lane = 0; lane < CPU_LANES; lane++) {
-        cpu_thread &t = cpu.threads[warp * CPU_LANES + lane];
+    int end = std::min((warp + 1) * CPU_LANES, cpu.thread_count);
+    for (int i = warp * CPU_LANES; i < end; i++) {
+        cpu_thread &t = cpu.threads[i];
         if (!t.done) {
-            cpu.running = &t;
-            swapcontext(&cpu.scheduler, &t.context);
+            cpu_resume(t);
             left |= !t.done;
         }
     }
     return left;
 }
 
-inline void cpu_run_block(unsigned block) {
-    enum { STACK_BYTES = 128 * 1024, MOST_ROUNDS = 1000000 };
-    cpu.block.x = block;
+inline void cpu_run_block() {
+    enum { MOST_ROUNDS = 1000000 };
     memset(shared, 0xFF, sizeof shared);
     memset(cpu.warps, 0, sizeof cpu.warps);
     memset(cpu.named, 0, sizeof cpu.named);
     for (int i = 0; i < cpu.thread_count; i++) {
         cpu_thread &t = cpu.threads[i];
-        t.stack.resize(STACK_BYTES);
-        t.index.x = (unsigned)i;
+        t.index = {(unsigned)i % blockDim.x, (unsigned)i / blockDim.x};
         t.done = false;
         t.groups.clear();
         t.open_group.clear();
-        getcontext(&t.context);
-        t.context.uc_stack.ss_sp = t.stack.data();
-        t.context.uc_stack.ss_size = STACK_BYTES;
-        t.context.uc_link = nullptr;
-        makecontext(&t.context, cpu_enter, 0);
     }
-    int warps = cpu.thread_count / CPU_LANES;
+    int warps = (cpu.thread_count + CPU_LANES - 1) / CPU_LANES;
     bool left = true;
     for (int round = 0; left; round++) {
         left = false;
@@ -205,73 +231,39 @@ inline void cpu_run_block(unsigned block) {
             cpu_fail("threads wait for each other");
         }
     }
+    const unsigned char *rest = shared + cpu.shared_bytes; /* all of it is 0xFF still */
+    size_t bytes = CPU_SHARED_BYTES - (size_t)cpu.shared_bytes;
+    if (bytes > 0 && (rest[0] != 0xFF || memcmp(rest, rest + 1, bytes - 1) != 0)) {
+        cpu_fail("a write behind the shared memory that the block asked for");
+    }
 }
 
-/* ---- device.cuh ---- */
-
-template <typename Arguments> struct cpu_call {
-    static inline void (*kernel)(Arguments);
-    static inline const Arguments *arguments;
-    static void run() {
-        kernel(*arguments);
-    }
-};
-
-template <typename Arguments>
-enum status launch(const char *what, void (*kernel)(Arguments), int64_t blocks, int threads, int shared_bytes,
-    void *stream, const Arguments &arguments, bool overlap = false) {
-    (void)stream, (void)overlap;
-    if (threads > CPU_MOST_THREADS || shared_bytes > CPU_SHARED_BYTES) {
-        return fail("%s: %d threads and %d bytes are too many", what, threads, shared_bytes);
-    }
-    cpu_call<Arguments>::kernel = kernel;
-    cpu_call<Arguments>::arguments = &arguments;
-    cpu.body = cpu_call<Arguments>::run;
-    cpu.thread_count = threads;
+inline void cpu_run_grid(
+    cpu_index grid, cpu_index block, int shared_bytes, const std::function<void()> &body) {
+    cpu.body = body;
+    cpu.thread_count = (int)(block.x * block.y);
     cpu.shared_bytes = shared_bytes;
-    cpu.grid.x = (unsigned)blocks;
-    for (int64_t block = 0; block < blocks; block++) {
-        cpu_run_block((unsigned)block);
+    gridDim = grid, blockDim = block;
+    for (blockIdx.y = 0; blockIdx.y < grid.y; blockIdx.y++) {
+        for (blockIdx.x = 0; blockIdx.x < grid.x; blockIdx.x++) {
+            cpu_run_block();
+        }
     }
-    return STATUS_OK;
 }
 
-template <enum dtype TYPE> inline uint32_t pack(float low, float high) {
-    bool bf16 = TYPE == DTYPE_BF16;
-    uint32_t l = bf16 ? float_to_bf16(low) : float_to_f16(low),
-             h = bf16 ? float_to_bf16(high) : float_to_f16(high);
-    return l | h << 16;
-}
-
-template <enum dtype TYPE> inline float2 unpack(uint32_t bits) {
-    uint16_t low = (uint16_t)bits, high = (uint16_t)(bits >> 16);
-    return TYPE == DTYPE_BF16 ? float2{bf16_to_float(low), bf16_to_float(high)}
-                              : float2{f16_to_float(low), f16_to_float(high)};
-}
+/* ---- instructions ---- */
 
 inline float exp2_fast(float x) {
     return exp2f(x);
 }
 
-struct device_tensor {
-    uint16_t *data;
-    int64_t batch_stride, seq_stride, head_stride;
-
-    uint16_t *row(int64_t batch, int64_t position, int64_t head) const {
-        return data + batch * batch_stride + position * seq_stride + head * head_stride;
-    }
-};
-
-static inline device_tensor on_device(const attention_tensor &t) {
-    return {(uint16_t *)t.data, t.batch_stride, t.seq_stride, t.head_stride};
-}
-
-/* ---- instructions ---- */
-
 inline void __syncthreads() {
     cpu_wait(cpu.named[0], cpu.thread_count);
 }
 inline void barrier(int which, int threads) {
+    if (which < 0 || which >= CPU_NAMED_BARRIERS || threads % CPU_LANES != 0) {
+        cpu_fail("no such barrier, or not for whole warps");
+    }
     cpu_wait(cpu.named[which], threads);
 }
 /* launches do not overlap here */
@@ -283,19 +275,25 @@ inline void __syncwarp() {
     cpu_wait(cpu_warp_barrier(), CPU_LANES);
 }
 
-template <typename T> inline T cpu_shuffle(T value, unsigned from) {
-    static_assert(sizeof(T) == sizeof(uint32_t), "32 bits");
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    uint32_t taken = cpu_with_warp(&bits, 1, [&] { return cpu_lane(from)[0]; });
-    memcpy(&value, &taken, sizeof value);
-    return value;
+template <typename T> inline T cpu_shuffle(T value, int from) {
+    static_assert(sizeof(T) % sizeof(uint32_t) == 0, "whole words");
+    enum { WORDS = sizeof(T) / sizeof(uint32_t) };
+    uint32_t bits[WORDS];
+    memcpy(bits, &value, sizeof value);
+    return cpu_with_warp(bits, WORDS, [&] {
+        T taken;
+        memcpy(&taken, cpu_lane((unsigned)from), sizeof taken);
+        return taken;
+    });
 }
 template <typename T> inline T __shfl_xor_sync(unsigned, T value, int mask) {
-    return cpu_shuffle(value, threadIdx.x % CPU_LANES ^ (unsigned)mask);
+    return cpu_shuffle(value, cpu_my_lane() ^ mask);
+}
+template <typename T> inline T __shfl_up_sync(unsigned, T value, int distance) {
+    return cpu_shuffle(value, cpu_my_lane() < distance ? cpu_my_lane() : cpu_my_lane() - distance);
 }
 template <typename T> inline T __shfl_sync(unsigned, T value, int lane) {
-    return cpu_shuffle(value, (unsigned)lane);
+    return cpu_shuffle(value, lane);
 }
 inline bool __any_sync(unsigned, bool value) {
     uint32_t bits = value;
@@ -308,17 +306,11 @@ inline bool __any_sync(unsigned, bool value) {
     });
 }
 
-inline float atomicAdd(float *to, float value) {
-    float before = *to;
+template <typename T> inline T atomicAdd(T *to, T value) {
+    T before = *to;
     *to += value;
     return before;
 }
-inline void reduce_add_4(float *to, const float (&c)[4]) {
-    for (int i = 0; i < 4; i++) {
-        to[i] += c[i];
-    }
-}
-
 inline uint32_t shared_address(const void *pointer) {
     return (uint32_t)((const unsigned char *)pointer - shared);
 }
@@ -330,88 +322,6 @@ inline unsigned char *cpu_shared(uint32_t address, uint32_t bytes) {
     }
     return shared + address;
 }
-template <typename T> inline T cpu_load(uint32_t address) {
-    T value;
-    memcpy(&value, cpu_shared(address, sizeof value), sizeof value);
-    return value;
-}
-template <typename T> inline void cpu_store(uint32_t address, const T &value) {
-    memcpy(cpu_shared(address, sizeof value), &value, sizeof value);
-}
-inline void store_shared(uint32_t address, uint32_t bits) {
-    cpu_store(address, bits);
-}
-inline uint32_t load_shared(uint32_t address) {
-    return cpu_load<uint32_t>(address);
-}
-inline uint4 load_shared_chunk(uint32_t address) {
-    return cpu_load<uint4>(address);
-}
-inline void store_shared_float(uint32_t address, float value) {
-    cpu_store(address, value);
-}
-inline float load_shared_float(uint32_t address) {
-    return cpu_load<float>(address);
-}
-inline void store_shared_floats(uint32_t address, float4 values) {
-    cpu_store(address, values);
-}
-inline float4 load_shared_floats(uint32_t address) {
-    return cpu_load<float4>(address);
-}
-inline float2 load_shared_pair(uint32_t address) {
-    return cpu_load<float2>(address);
-}
-
-/* Matrix i has its rows where lanes 8 i to 8 i + 7 say. Lane l gets elements (l / 4, 2 (l % 4)) and the next one in the
-   row; transposed, in the column. */
-inline void cpu_ldmatrix(uint32_t (&r)[4], uint32_t address, bool transposed) {
-    cpu_with_warp(&address, 1, [&] {
-        unsigned lane = threadIdx.x % CPU_LANES;
-        for (unsigned i = 0; i < 4; i++) {
-            uint16_t pair[2];
-            for (unsigned e = 0; e < 2; e++) {
-                unsigned row = transposed ? lane % 4 * 2 + e : lane / 4,
-                         column = transposed ? lane / 4 : lane % 4 * 2 + e;
-                memcpy(&pair[e], cpu_shared(cpu_lane(8 * i + row)[0], 16) + 2 * column, sizeof pair[e]);
-            }
-            r[i] = pair[0] | (uint32_t)pair[1] << 16;
-        }
-        return 0;
-    });
-}
-inline void ldmatrix(uint32_t (&r)[4], uint32_t address) {
-    cpu_ldmatrix(r, address, false);
-}
-inline void ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
-    cpu_ldmatrix(r, address, true);
-}
-
-/* Element k of row `row` of A, or of column `column` of B, by the layout that mma_sm80.cuh describes. */
-template <enum dtype TYPE> inline float cpu_a(int row, int k) {
-    float2 pair = unpack<TYPE>(cpu_lane((unsigned)(row % 8 * 4 + k % 8 / 2))[row / 8 + 2 * (k / 8)]);
-    return k % 2 == 0 ? pair.x : pair.y;
-}
-template <enum dtype TYPE> inline float cpu_b(int k, int column) {
-    float2 pair = unpack<TYPE>(cpu_lane((unsigned)(column * 4 + k % 8 / 2))[4 + k / 8]);
-    return k % 2 == 0 ? pair.x : pair.y;
-}
-
-template <enum dtype TYPE> inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    const uint32_t bring[] = {a[0], a[1], a[2], a[3], b0, b1};
-    cpu_with_warp(bring, 6, [&] {
-        int lane = (int)(threadIdx.x % CPU_LANES);
-        for (int i = 0; i < 4; i++) {
-            float sum = 0;
-            for (int k = 0; k < 16; k++) {
-                sum += cpu_a<TYPE>(lane / 4 + i / 2 * 8, k) * cpu_b<TYPE>(k, lane % 4 * 2 + i % 2);
-            }
-            c[i] += sum;
-        }
-        return 0;
-    });
-}
-
 inline void cpu_copy_now(const cpu_copy &copy) {
     unsigned char *to = cpu_shared(copy.to, 16);
     if (copy.valid) {

@@ -1,4 +1,4 @@
-/* Hopper's instructions for cuda_on_cpu.h: this stands in for attention/wgmma_sm90.cuh, so that the kernels of fa3 run on a
+/* Hopper's instructions for attention_on_cpu.h: this stands in for attention/wgmma_sm90.cuh, so that the kernels of fa3 run on a
    CPU as they are.
 
    Products and copies are under way until something waits for them, so each happens at one of two moments. With
@@ -10,7 +10,7 @@
 #ifndef TEST_HOPPER_ON_CPU_H
 #define TEST_HOPPER_ON_CPU_H
 
-#include "test/cuda_on_cpu.h"
+#include "test/attention_on_cpu.h"
 
 #define ATTENTION_WGMMA_SM90_CUH
 #define COMPILED_FOR_SM90A true
@@ -18,7 +18,6 @@
 
 #include "attention/panel_tile.cuh"
 
-#include <functional>
 #include <map>
 
 enum { WARPGROUP = 128 };
@@ -99,7 +98,7 @@ struct cpu_started {
             late |= !groups[(size_t)i].empty();
         }
         for (int i = 0; late && i < rounds; i++) {
-            swapcontext(&cpu.running->context, &cpu.scheduler);
+            cpu_yield();
         }
         while ((int)groups.size() - 1 > pending) {
             for (const cpu_deed &deed : groups.front()) {
@@ -158,7 +157,7 @@ inline void arrival_wait(uint32_t barrier, unsigned parity) {
         if (a.phase % 2 != parity) {
             return;
         }
-        swapcontext(&cpu.running->context, &cpu.scheduler);
+        cpu_yield();
     }
 }
 inline void named_wait(int which, int threads) {
@@ -175,7 +174,7 @@ inline void fence_async() {
 }
 inline void wait_for_count(const int *counter, int count) {
     while (*counter != count) {
-        swapcontext(&cpu.running->context, &cpu.scheduler);
+        cpu_yield();
     }
 }
 inline void count_up(int *counter) {

@@ -1,4 +1,4 @@
-/* The attention kernels for GPUs, run on the CPU by cuda_on_cpu.h and hopper_on_cpu.h, against the float64 reference: every
+/* The attention kernels for GPUs, run on the CPU by attention_on_cpu.h and hopper_on_cpu.h, against the float64 reference: every
    generation's tiles, also those of GPUs that are not at hand, and every rung. test_attention_kernels.sh compiles and runs
    this. */
 #include "test/hopper_on_cpu.h"

@@ -7,8 +7,6 @@
    too long for shared memory is read again from where it is. Bytes moved: each logit read and written once. */
 #include "cuda.cuh"
 
-#include <math_constants.h>
-
 enum { THREADS = 512, WARPS = THREADS / 32, AHEAD = 4 };
 
 /* The whole block gets the result; `shared` must not be written again before the block's next barrier. */
@@ -43,7 +41,7 @@ __device__ inline uint4 mask_padding(uint4 bits, int column, int vocab_size) {
         unpack8(x, bits);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            x[i] = column + i < vocab_size ? x[i] : -CUDART_INF_F;
+            x[i] = column + i < vocab_size ? x[i] : -INFINITY;
         }
         bits = pack8(x);
     }
@@ -72,7 +70,7 @@ struct running_softmax {
     float shift = -1e30f, sum = 0.0f;
 
     __device__ void add(const uint4 (&logits)[AHEAD]) {
-        __nv_bfloat162 pair = largest_pair(__float2bfloat162_rn(-CUDART_INF_F), logits[0]);
+        __nv_bfloat162 pair = largest_pair(__float2bfloat162_rn(-INFINITY), logits[0]);
 #pragma unroll
         for (int j = 1; j < AHEAD; j++) {
             pair = largest_pair(pair, logits[j]);
@@ -101,7 +99,7 @@ __device__ inline void load_ahead(uint4 (&out)[AHEAD], const bf16 *logits, int f
 }
 
 template <bool COPY> __global__ void __launch_bounds__(THREADS, 2) classifier_kernel(classifier_arguments a) {
-    extern __shared__ uint4 copy[];
+    uint4 *copy = dynamic_shared;
     __shared__ float shared[2][WARPS];
     int64_t row = blockIdx.x;
     bf16 *logits = a.logits + row * a.padded_vocab;
@@ -169,15 +167,10 @@ static enum status classifier(struct backend *b, void *logits, void *losses, con
     }
     struct classifier_arguments a = {
         (bf16 *)logits, (float *)losses, targets, vocab_size, padded_vocab, (float)d_loss, write_gradient};
-    size_t row_bytes = (size_t)padded_vocab * sizeof(bf16), reserved = 2 * WARPS * sizeof(float);
-    if (row_bytes + reserved <= (size_t)b->state->shared_bytes) {
-        CUDA_CHECK(cudaFuncSetAttribute(
-            classifier_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)row_bytes));
-        classifier_kernel<true><<<(unsigned)rows, THREADS, row_bytes, b->state->stream>>>(a);
-    } else {
-        classifier_kernel<false><<<(unsigned)rows, THREADS, 0, b->state->stream>>>(a);
-    }
-    return launched("classifier");
+    int64_t row_bytes = padded_vocab * (int64_t)sizeof(bf16), reserved = 2 * WARPS * sizeof(float);
+    bool fits = row_bytes + reserved <= b->state->shared_bytes;
+    return launch(b, {"classifier", (unsigned)rows, THREADS, fits ? row_bytes : 0},
+        fits ? classifier_kernel<true> : classifier_kernel<false>, a);
 }
 
 void cuda_classifier_install(struct backend *b) {

@@ -8,13 +8,7 @@
 #define LLMC_CUDA_CUDA_CUH
 
 #include "llmc/backend.h"
-
-#include <cublasLt.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
-typedef __nv_bfloat16 bf16;
+#include "llmc/cuda/device.cuh"
 
 /* ---- the state: backend.cu ---- */
 
@@ -58,10 +52,38 @@ enum status cuda_failed(cudaError_t error, const char *what);
         }                                                                                                    \
     } while (0)
 
-/* After a kernel's launch. */
-static inline enum status launched(const char *kernel) {
-    cudaError_t error = cudaGetLastError();
-    return error == cudaSuccess ? STATUS_OK : cuda_failed(error, kernel);
+/* How a kernel is launched. */
+struct launch_shape {
+    const char *op; /* named in errors */
+    dim3 grid, block;
+    int64_t shared_bytes = 0; /* for dynamic_shared */
+    bool overlap = false;     /* begin before the kernel in front has ended, see launch_next */
+};
+
+/* Launches kernel(arguments...) on the backend's stream. */
+template <typename... Parameters, typename... Arguments>
+enum status launch(struct backend *b, const struct launch_shape &shape, void (*kernel)(Parameters...),
+    Arguments... arguments) {
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = shape.grid;
+    config.blockDim = shape.block;
+    config.dynamicSmemBytes = (size_t)shape.shared_bytes;
+    config.stream = b->state->stream;
+    config.attrs = &overlap;
+    config.numAttrs = shape.overlap && b->state->overlapping ? 1 : 0;
+    cudaError_t error = cudaSuccess;
+    if (shape.shared_bytes > 0) {
+        error = cudaFuncSetAttribute(
+            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shape.shared_bytes);
+    }
+    if (error == cudaSuccess) {
+        error = cudaLaunchKernelEx(&config, kernel, arguments...);
+    }
+    (void)cudaGetLastError(); /* the caller hears of it from here, and not again */
+    return error == cudaSuccess ? STATUS_OK : cuda_failed(error, shape.op);
 }
 
 /* At the entry of ops that move rows of `channels` elements as 16-byte vectors. */
@@ -75,9 +97,9 @@ static inline enum status check_channels(const char *op, int channels) {
    device) only when an op asks for more than any before it. */
 enum status scratch_reserve(struct backend *b, void **out, size_t bytes);
 
-/* partials.cu, after a kernel that left partial sums: first (columns) and second (columns, data may be NULL) = or += the sum over i of row i of partials,
-   which holds `columns` sums for each of them; in the order of i. It is brought up while the kernel's last blocks are
-   at work, from when all have called partials_may_start; it waits for their end. */
+/* partials.cu, after a kernel that left partial sums: first (columns) and second (columns, data may be NULL) = or += the
+   sum over i of row i of partials, which holds `columns` sums for each of them; in the order of i. It is brought up while
+   the kernel's last blocks are at work, from when all have called launch_next; it waits for their end. */
 enum status partials_sum(struct backend *b, struct tensor first, struct tensor second, const float *partials,
     int parts, int columns, bool accumulate);
 
@@ -110,14 +132,6 @@ void cuda_optimizer_install(struct backend *b);
 void cuda_random_install(struct backend *b);
 
 /* ---- device side ---- */
-
-__device__ inline void partials_may_start() {
-#if __CUDA_ARCH__ >= 900
-    cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
-
-#ifdef __CUDACC__
 
 /* Eight bf16 in registers, as loaded. */
 __device__ inline uint4 load16(const bf16 *p) {
@@ -172,19 +186,6 @@ __device__ inline void gradient_store8(
     }
 }
 
-/* Copies of 16 bytes into shared memory that run while the thread goes on, in groups: wait<N> returns when all but the
-   thread's last N groups are there. */
-__device__ inline void copy_async16(uint4 *shared, const bf16 *global) {
-    uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
-}
-__device__ inline void copy_async_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int PENDING> __device__ inline void copy_async_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 __device__ inline float warp_sum(float value) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
@@ -192,14 +193,5 @@ __device__ inline float warp_sum(float value) {
     }
     return value;
 }
-
-/* 2^x in one instruction, 2 units in the last place; results below 2^-126 become 0. */
-__device__ inline float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-#endif
 
 #endif

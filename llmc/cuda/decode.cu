@@ -157,17 +157,11 @@ static enum status attention_cached(struct backend *b, void *out, void *cache, c
     struct cached_arguments a = {(bf16 *)out, (bf16 *)cache, (const bf16 *)qkv, shape.seq_len, shape.heads,
         shape.kv_heads, shape.head_dim, past, capacity, 1.4426950408889634f / sqrtf((float)shape.head_dim)};
     dim3 grid((unsigned)shape.heads, (unsigned)(shape.batch * shape.seq_len));
-    cudaStream_t stream = b->state->stream;
-    if (shape.head_dim <= 8 * 4) {
-        attention_cached_kernel<4><<<grid, DECODE_THREADS, 0, stream>>>(a);
-    } else if (shape.head_dim <= 8 * 8) {
-        attention_cached_kernel<8><<<grid, DECODE_THREADS, 0, stream>>>(a);
-    } else if (shape.head_dim <= 8 * 16) {
-        attention_cached_kernel<16><<<grid, DECODE_THREADS, 0, stream>>>(a);
-    } else {
-        attention_cached_kernel<32><<<grid, DECODE_THREADS, 0, stream>>>(a);
-    }
-    return launched("attention_cached");
+    struct launch_shape how = {"attention over the cache", grid, DECODE_THREADS};
+    return shape.head_dim <= 8 * 4    ? launch(b, how, attention_cached_kernel<4>, a)
+           : shape.head_dim <= 8 * 8  ? launch(b, how, attention_cached_kernel<8>, a)
+           : shape.head_dim <= 8 * 16 ? launch(b, how, attention_cached_kernel<16>, a)
+                                      : launch(b, how, attention_cached_kernel<32>, a);
 }
 
 void cuda_decode_install(struct backend *b) {

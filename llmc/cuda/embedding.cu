@@ -59,10 +59,9 @@ static enum status embedding_forward(struct backend *b, void *out, const int32_t
     const void *token_table, const void *position_table, int batch, int seq_len, int channels) {
     CHECK(check_channels("embedding", channels));
     int64_t rows = (int64_t)batch * seq_len;
-    embedding_forward_kernel<<<(unsigned)ceil_div(rows, FORWARD_ROWS), channel_threads(channels), 0,
-        b->state->stream>>>((bf16 *)out, tokens, (const bf16 *)token_table, (const bf16 *)position_table,
-        rows, seq_len, channels);
-    return launched("embedding_forward");
+    return launch(b, {"embedding", (unsigned)ceil_div(rows, FORWARD_ROWS), channel_threads(channels)},
+        embedding_forward_kernel, (bf16 *)out, tokens, (const bf16 *)token_table,
+        (const bf16 *)position_table, rows, seq_len, channels);
 }
 
 /* ---- backward of the positions ---- */
@@ -320,17 +319,16 @@ static enum status reserve_scratch(struct backend *b, struct backward_scratch *o
 
 static enum status sort_tokens(struct backend *b, struct sorted_tokens *out, struct backward_scratch scratch,
     const int32_t *tokens, int count, int vocab_size) {
-    cudaStream_t stream = b->state->stream;
     unsigned tiles = (unsigned)ceil_div(count, SORT_TILE);
     const int32_t *keys = tokens;
     const int *positions = NULL;
     int to = 0;
     for (int shift = 0; shift == 0 || (shift < 31 && (vocab_size - 1) >> shift > 0); shift += DIGIT_BITS) {
-        sort_count_kernel<<<tiles, SORT_TILE, 0, stream>>>(scratch.places, keys, count, shift);
-        sort_scan_kernel<<<1, SORT_TILE, 0, stream>>>(scratch.places, (int)tiles * DIGITS);
-        sort_scatter_kernel<<<tiles, SORT_TILE, 0, stream>>>(
-            scratch.token[to], scratch.position[to], keys, positions, scratch.places, count, shift);
-        CHECK(launched("embedding_backward's sort"));
+        struct launch_shape shape = {"embedding backward's sort", tiles, SORT_TILE};
+        CHECK(launch(b, shape, sort_count_kernel, scratch.places, keys, count, shift));
+        CHECK(launch(b, {shape.op, 1, SORT_TILE}, sort_scan_kernel, scratch.places, (int)tiles * DIGITS));
+        CHECK(launch(b, shape, sort_scatter_kernel, scratch.token[to], scratch.position[to], keys, positions,
+            scratch.places, count, shift));
         keys = scratch.token[to];
         positions = scratch.position[to];
         to = 1 - to;
@@ -349,11 +347,10 @@ static enum status embedding_backward(struct backend *b, struct tensor d_token_t
     if (rows > INT32_MAX / 2) {
         return fail("embedding on the GPU: %lld tokens in a micro-batch are too many", (long long)rows);
     }
-    cudaStream_t stream = b->state->stream;
     int64_t positions = (int64_t)seq_len * channels;
-    position_backward_kernel<<<(unsigned)ceil_div(positions, 8 * 128), 128, 0, stream>>>(
-        d_position_table, (const bf16 *)d_out, batch, positions, accumulate_position);
-    CHECK(launched("embedding_backward of positions"));
+    CHECK(launch(b, {"embedding backward of positions", (unsigned)ceil_div(positions, 8 * 128), 128},
+        position_backward_kernel, d_position_table, (const bf16 *)d_out, batch, positions,
+        accumulate_position));
 
     struct backward_scratch scratch;
     struct sorted_tokens sorted;
@@ -361,12 +358,11 @@ static enum status embedding_backward(struct backend *b, struct tensor d_token_t
     CHECK(sort_tokens(b, &sorted, scratch, tokens, (int)rows, vocab_size));
     unsigned threads = channel_threads(channels);
     dim3 grid((unsigned)ceil_div(rows, PIECE), (unsigned)ceil_div(channels, 8 * threads));
-    token_runs_kernel<<<grid, threads, 0, stream>>>(
-        d_token_table, scratch.partials, (const bf16 *)d_out, sorted, channels);
+    CHECK(launch(b, {"embedding backward", grid, threads}, token_runs_kernel, d_token_table, scratch.partials,
+        (const bf16 *)d_out, sorted, channels));
     dim3 crossing_grid(grid.x, (unsigned)ceil_div(channels, 8 * 32));
-    token_crossing_runs_kernel<<<crossing_grid, dim3(32, CROSSING_ROWS), 0, stream>>>(
-        d_token_table, scratch.partials, sorted, channels);
-    return launched("embedding_backward");
+    return launch(b, {"embedding backward", crossing_grid, dim3(32, CROSSING_ROWS)},
+        token_crossing_runs_kernel, d_token_table, scratch.partials, sorted, channels);
 }
 
 void cuda_embedding_install(struct backend *b) {

@@ -62,7 +62,7 @@ __device__ inline int piece_channel(int j) {
 
 /* Waits for the threads of the same group, at barrier 1 or above: barrier 0 is the whole block's. */
 __device__ inline void group_barrier() {
-    asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
+    barrier(threadIdx.y + 1, blockDim.x);
 }
 
 /* Sums N values over each group. Its threads call it together; `shared` (MAX_WARPS, N) must not be written again
@@ -210,8 +210,7 @@ static enum status launch_forward(struct backend *b, const char *op, const struc
     CHECK(check_row(op, a->channels));
     struct division d = divide_forward(a->channels);
     unsigned blocks = (unsigned)ceil_div(a->rows, d.block.y);
-    kernels[d.vectors - 1]<<<blocks, d.block, 0, b->state->stream>>>(*a);
-    return launched(op);
+    return launch(b, {op, blocks, d.block}, kernels[d.vectors - 1], *a);
 }
 
 static enum status layernorm_forward(struct backend *b, void *out, void *mean, void *rstd, const void *in,
@@ -251,9 +250,8 @@ static enum status residual_forward(
     if (count % 8 != 0) {
         return fail("residual on the GPU: %lld elements are not a multiple of 8", (long long)count);
     }
-    residual_forward_kernel<<<(unsigned)ceil_div(count, 8 * 256), 256, 0, b->state->stream>>>(
+    return launch(b, {"residual", (unsigned)ceil_div(count, 8 * 256), 256}, residual_forward_kernel,
         (bf16 *)out, (const bf16 *)a, (const bf16 *)addend, count);
-    return launched("residual");
 }
 
 /* ---- backward ---- */
@@ -328,10 +326,9 @@ struct row_statistics {
 template <int VECTORS>
 __global__ void __launch_bounds__(backward_threads(VECTORS), 1)
     layernorm_backward_kernel(backward_arguments a) {
-    extern __shared__ uint4 dynamic_shared[];
     __shared__ float shared[2][MAX_WARPS][2];
     row_stages<VECTORS> rows(a, dynamic_shared);
-    partials_may_start();
+    launch_next();
     int64_t step = (int64_t)gridDim.x * blockDim.y, step_elements = step * a.channels;
     int64_t first = (int64_t)blockIdx.x * blockDim.y, at = (first + threadIdx.y) * a.channels;
     for (int i = 0; i < a.stages; i++) {
@@ -454,16 +451,13 @@ static enum status layernorm_backward(struct backend *b, void *d_in, struct tens
     int64_t groups = d.block.y, stage = groups * stage_bytes(d.vectors, d.block.x / 32);
     int stages = 2 * stage <= shared_limit ? 2 : 1;
     int64_t shared_bytes = max_i64(stages * stage, groups > 1 ? groups * sums_bytes(channels) : 0);
-    backward_kernel kernel = kernels[d.vectors - 1];
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
     unsigned blocks = (unsigned)min_i64(b->state->multiprocessors, ceil_div(rows, groups));
     void *partials;
     CHECK(scratch_reserve(b, &partials, (size_t)(blocks * sums_bytes(channels))));
     struct backward_arguments a = {(bf16 *)d_in, (float *)partials, (const bf16 *)d_out, (const bf16 *)in,
         (const bf16 *)weight, (const float *)mean, (const float *)rstd, rows, channels, stages,
         1.0f / (float)channels, accumulate_input};
-    kernel<<<blocks, d.block, (size_t)shared_bytes, b->state->stream>>>(a);
-    CHECK(launched("layernorm backward"));
+    CHECK(launch(b, {"layernorm backward", blocks, d.block, shared_bytes}, kernels[d.vectors - 1], a));
     return partials_sum(b, d_weight, d_bias, a.partials, (int)blocks, channels, accumulate_parameters);
 }
 

@@ -43,9 +43,8 @@ static enum status gelu_forward(struct backend *b, void *out, const void *in, in
     if (count % 8 != 0) {
         return fail("gelu on the GPU: %lld elements are not a multiple of 8", (long long)count);
     }
-    gelu_kernel<<<(unsigned)ceil_div(count, 8 * THREADS), THREADS, 0, b->state->stream>>>(
-        (bf16 *)out, (const bf16 *)in, count);
-    return launched("gelu");
+    return launch(b, {"gelu", (unsigned)ceil_div(count, 8 * THREADS), THREADS}, gelu_kernel, (bf16 *)out,
+        (const bf16 *)in, count);
 }
 
 /* ---- the layer ---- */
@@ -100,7 +99,7 @@ enum { WARPS = THREADS / 32, BLOCK_COLUMNS = 32 * 8, ROWS_AHEAD = 8 };
 __global__ void __launch_bounds__(THREADS)
     column_sums_kernel(float *partials, const bf16 *in, int64_t rows, int64_t rows_per_block, int columns) {
     __shared__ float sums[WARPS][BLOCK_COLUMNS];
-    partials_may_start();
+    launch_next();
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int first_column = blockIdx.x * BLOCK_COLUMNS, column = first_column + 8 * lane;
     int64_t first = blockIdx.y * rows_per_block, last = min(first + rows_per_block, rows);
@@ -148,9 +147,8 @@ static enum status column_sums(
             parts = ceil_div(rows, rows_per_block);
     void *partials;
     CHECK(scratch_reserve(b, &partials, (size_t)parts * (size_t)columns * sizeof(float)));
-    column_sums_kernel<<<dim3((unsigned)slabs, (unsigned)parts), THREADS, 0, b->state->stream>>>(
-        (float *)partials, (const bf16 *)in, rows, rows_per_block, columns);
-    CHECK(launched("column_sums"));
+    CHECK(launch(b, {"column sums", dim3((unsigned)slabs, (unsigned)parts), THREADS}, column_sums_kernel,
+        (float *)partials, (const bf16 *)in, rows, rows_per_block, columns));
     struct tensor none = {NULL, out.dtype};
     return partials_sum(b, out, none, (const float *)partials, (int)parts, columns, accumulate);
 }

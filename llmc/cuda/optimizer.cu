@@ -111,22 +111,21 @@ __global__ void sum_finish_kernel(float *out, const float *partials, int parts) 
 
 template <bool SQUARES>
 static enum status add_sum(struct backend *b, void *out, struct tensor in, int64_t count) {
-    cudaStream_t stream = b->state->stream;
     void *partials;
     CHECK(scratch_reserve(b, &partials, SUM_BLOCKS * sizeof(float)));
     size_t element = dtype_bytes(in.dtype), quad_bytes = 4 * element;
     int64_t before = (int64_t)((quad_bytes - (uintptr_t)in.data % quad_bytes) % quad_bytes / element);
     int head = (int)min_i64(before, count);
-    int blocks = (int)max_i64(1, min_i64(SUM_BLOCKS, ceil_div(count, 4 * SUM_THREADS)));
+    unsigned blocks = (unsigned)max_i64(1, min_i64(SUM_BLOCKS, ceil_div(count, 4 * SUM_THREADS)));
+    struct launch_shape shape = {"sum", blocks, SUM_THREADS};
     if (in.dtype == DTYPE_F32) {
-        sum_kernel<float, SQUARES>
-            <<<blocks, SUM_THREADS, 0, stream>>>((float *)partials, (const float *)in.data, head, count);
+        CHECK(launch(
+            b, shape, sum_kernel<float, SQUARES>, (float *)partials, (const float *)in.data, head, count));
     } else {
-        sum_kernel<bf16, SQUARES>
-            <<<blocks, SUM_THREADS, 0, stream>>>((float *)partials, (const bf16 *)in.data, head, count);
+        CHECK(launch(
+            b, shape, sum_kernel<bf16, SQUARES>, (float *)partials, (const bf16 *)in.data, head, count));
     }
-    sum_finish_kernel<<<1, 32, 0, stream>>>((float *)out, (const float *)partials, blocks);
-    return launched("sum");
+    return launch(b, {"sum", 1, 32}, sum_finish_kernel, (float *)out, (const float *)partials, (int)blocks);
 }
 
 static enum status check_gradient(const char *op, struct tensor t) {
@@ -166,8 +165,7 @@ __global__ void step_control_kernel(float *control, struct step_limits limits) {
 }
 
 static enum status step_control(struct backend *b, void *control, const struct step_limits *limits) {
-    step_control_kernel<<<1, 1, 0, b->state->stream>>>((float *)control, *limits);
-    return launched("step_control");
+    return launch(b, {"step control", 1, 1}, step_control_kernel, (float *)control, *limits);
 }
 
 /* ---- AdamW ---- */
@@ -273,13 +271,10 @@ static enum status adamw(struct backend *b, void *parameters, void *master, void
         (float)options->beta1, (float)(1.0 - options->beta1), (float)options->beta2,
         (float)(1.0 - options->beta2), (float)options->epsilon,
         (float)(1.0 - options->learning_rate * options->weight_decay), stochastic_seed};
-    unsigned blocks = (unsigned)ceil_div(count, 4 * ADAMW_THREADS);
-    if (gradients.dtype == DTYPE_F32) {
-        adamw_kernel<<<blocks, ADAMW_THREADS, 0, b->state->stream>>>(a, (const float *)gradients.data);
-    } else {
-        adamw_kernel<<<blocks, ADAMW_THREADS, 0, b->state->stream>>>(a, (const bf16 *)gradients.data);
-    }
-    return launched("adamw");
+    struct launch_shape shape = {"adamw", (unsigned)ceil_div(count, 4 * ADAMW_THREADS), ADAMW_THREADS};
+    return gradients.dtype == DTYPE_F32
+               ? launch(b, shape, adamw_kernel<float>, a, (const float *)gradients.data)
+               : launch(b, shape, adamw_kernel<bf16>, a, (const bf16 *)gradients.data);
 }
 
 void cuda_optimizer_install(struct backend *b) {

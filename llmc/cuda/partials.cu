@@ -12,9 +12,7 @@ __global__ void partials_sum_kernel(struct tensor first, struct tensor second, c
     __shared__ float sums[ROWS][COLUMNS];
     int column = blockIdx.x * COLUMNS + threadIdx.x;
     float sum = 0.0f;
-#if __CUDA_ARCH__ >= 900
-    cudaGridDependencySynchronize();
-#endif
+    wait_for_previous();
     if (column < row_elements) {
 #pragma unroll 4
         for (int i = threadIdx.y; i < parts; i += ROWS) {
@@ -43,16 +41,7 @@ __global__ void partials_sum_kernel(struct tensor first, struct tensor second, c
 enum status partials_sum(struct backend *b, struct tensor first, struct tensor second, const float *partials,
     int parts, int columns, bool accumulate) {
     int row_elements = second.data != NULL ? 2 * columns : columns;
-    cudaLaunchAttribute overlap = {};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)ceil_div(row_elements, COLUMNS));
-    config.blockDim = dim3(COLUMNS, ROWS);
-    config.stream = b->state->stream;
-    config.attrs = &overlap;
-    config.numAttrs = b->state->overlapping ? 1 : 0;
-    CUDA_CHECK(cudaLaunchKernelEx(
-        &config, partials_sum_kernel, first, second, partials, parts, row_elements, columns, accumulate));
-    return STATUS_OK;
+    dim3 grid((unsigned)ceil_div(row_elements, COLUMNS));
+    return launch(b, {"sum of partial sums", grid, dim3(COLUMNS, ROWS), 0, true}, partials_sum_kernel, first,
+        second, partials, parts, row_elements, columns, accumulate);
 }

@@ -50,8 +50,8 @@ template <typename Value> __device__ inline void write_each(struct tensor out, i
     }
 }
 
-static unsigned blocks_for(int64_t count) {
-    return (unsigned)ceil_div(count, THREADS * PER_THREAD);
+static struct launch_shape shape_for(const char *op, int64_t count) {
+    return {op, (unsigned)ceil_div(count, THREADS * PER_THREAD), THREADS};
 }
 
 __global__ void convert_kernel(struct tensor out, struct tensor in, int64_t count) {
@@ -64,8 +64,7 @@ static enum status convert(struct backend *b, struct tensor out, struct tensor i
     if (count == 0) {
         return STATUS_OK;
     }
-    convert_kernel<<<blocks_for(count), THREADS, 0, b->state->stream>>>(out, in, count);
-    return launched("convert");
+    return launch(b, shape_for("convert", count), convert_kernel, out, in, count);
 }
 
 __global__ void add_kernel(struct tensor out, struct tensor in, int64_t count) {
@@ -78,8 +77,7 @@ static enum status add(struct backend *b, struct tensor out, struct tensor in, i
     if (count == 0) {
         return STATUS_OK;
     }
-    add_kernel<<<blocks_for(count), THREADS, 0, b->state->stream>>>(out, in, count);
-    return launched("add");
+    return launch(b, shape_for("add", count), add_kernel, out, in, count);
 }
 
 __global__ void fill_kernel(struct tensor out, float value, int64_t count) {
@@ -91,8 +89,7 @@ static enum status fill(struct backend *b, struct tensor out, double value, int6
     if (count == 0) {
         return STATUS_OK;
     }
-    fill_kernel<<<blocks_for(count), THREADS, 0, b->state->stream>>>(out, (float)value, count);
-    return launched("fill");
+    return launch(b, shape_for("fill", count), fill_kernel, out, (float)value, count);
 }
 
 __global__ void random_normal_kernel(
@@ -107,9 +104,8 @@ static enum status fill_normal(struct backend *b, struct tensor out, int64_t cou
     if (count == 0) {
         return STATUS_OK;
     }
-    random_normal_kernel<<<blocks_for(count), THREADS, 0, b->state->stream>>>(
-        out, count, seed, stream, first, std);
-    return launched("random_normal");
+    return launch(
+        b, shape_for("random_normal", count), random_normal_kernel, out, count, seed, stream, first, std);
 }
 
 void cuda_random_install(struct backend *b) {
