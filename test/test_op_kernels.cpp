@@ -14,8 +14,26 @@
 #include <tuple>
 
 #include "llmc/cuda/partials.cu"
+namespace classifier_ops {
+#include "llmc/cuda/classifier.cu"
+}
+namespace decode_ops {
+#include "llmc/cuda/decode.cu"
+}
+namespace embedding_ops {
+#include "llmc/cuda/embedding.cu"
+}
 namespace layernorm_ops {
 #include "llmc/cuda/layernorm.cu"
+}
+namespace linear_ops {
+#include "llmc/cuda/linear.cu"
+}
+namespace optimizer_ops {
+#include "llmc/cuda/optimizer.cu"
+}
+namespace random_ops {
+#include "llmc/cuda/random.cu"
 }
 
 /* ---- the backends ---- */
@@ -31,7 +49,7 @@ struct device_memory {
     explicit device_memory(size_t bytes_) : bytes(bytes_), all(ALIGNMENT + bytes_ + 2 * GUARD, 0xFF) {
         data = (unsigned char *)(((uintptr_t)all.data() + GUARD + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     }
-    device_memory(const device_memory &) = delete;
+    device_memory(device_memory &&) = default; /* `data` stays where it is */
     bool guards_are_untouched() const {
         auto untouched = [](unsigned char c) { return c == 0xFF; };
         return std::all_of(all.data(), (const unsigned char *)data, untouched) &&
@@ -52,6 +70,10 @@ enum status scratch_reserve(backend *, void **out, size_t bytes) {
 enum status cuda_failed(cudaError_t error, const char *what) {
     return fail(
         "%s: %s", what, error == cudaErrorInvalidConfiguration ? "invalid configuration" : "invalid value");
+}
+
+enum status matmul(backend *, const struct matmul *) {
+    return fail("products are cuBLAS's");
 }
 
 /* llmc/backend.c has it, and would bring attention/ with it */
@@ -297,10 +319,345 @@ static void test_layernorm_backward_matches_reference_with_every_division_of_wor
     EXPECT(stages.size() == 2);
 }
 
+/* ---- linear ---- */
+
+static void check_bias_gradient(int64_t rows, int columns, enum dtype gradient, bool accumulate) {
+    values d_out(rows * columns, DTYPE_BF16, 0.1, 1), d_bias = sums(columns, gradient, accumulate);
+    run({&d_bias}, [&] {
+        return gpu->linear_backward_parameters(
+            gpu, {NULL, gradient}, d_bias.tensor(), d_out.data(), NULL, rows, 8, columns, accumulate);
+    });
+    must(cpu_f64->linear_backward_parameters(
+        cpu_f64, {NULL, DTYPE_F64}, d_bias.ref_tensor(), d_out.ref(), NULL, rows, 8, columns, accumulate));
+    expect_close(d_bias, EXACT_BF16, 1e-5, "bias gradient", rows, columns);
+}
+
+static void test_bias_gradient_matches_reference_over_several_blocks_each_way() {
+    for (int columns : {8, 256, 264, 1000}) {
+        check_bias_gradient(1, columns, DTYPE_F32, false);
+        check_bias_gradient(63, columns, DTYPE_BF16, true);
+        check_bias_gradient(1500, columns, DTYPE_F32, true);
+    }
+}
+
+static void test_gelu_is_right_for_every_finite_bf16() {
+    enum { COUNT = 1 << 16 };
+    values in(COUNT, DTYPE_BF16), out(COUNT, DTYPE_BF16);
+    for (int i = 0; i < COUNT; i++) {
+        double value = bf16_to_float((uint16_t)i);
+        in.reference[(size_t)i] = fabs(value) <= 1e12 ? value : 0; /* where x^3 and its root are finite */
+    }
+    in.upload();
+    run({&out}, [&] { return gpu->gelu_forward(gpu, out.data(), in.data(), COUNT); });
+    must(cpu_f64->gelu_forward(cpu_f64, out.ref(), in.ref(), COUNT));
+    expect_within(out, 1.01, 1e-20, "gelu", 1, COUNT);
+    enum { FEW = 2056 }; /* the last block is not full */
+    values few(FEW, DTYPE_BF16);
+    run({&few}, [&] { return gpu->gelu_forward(gpu, few.data(), in.data(), FEW); });
+    EXPECT(memcmp(few.data(), out.data(), few.memory.bytes) == 0);
+}
+
+/* ---- classifier ---- */
+
+static void check_classifier(int64_t rows, int vocab_size, double logit_std, bool write_gradient) {
+    int padded_vocab = (int)round_up(vocab_size + 1, 8);
+    const double d_loss = 0.125;
+    values logits(rows * padded_vocab, DTYPE_BF16, 0, logit_std), losses(rows, DTYPE_F32);
+    std::vector<int32_t> targets;
+    for (int64_t i = 0; i < rows; i++) {
+        targets.push_back(i == 0 ? vocab_size - 1 : i % 3 == 1 ? -1 : (int32_t)(uniform() * vocab_size));
+    }
+    run({&logits, &losses}, [&] {
+        return gpu->classifier(gpu, logits.data(), losses.data(), targets.data(), rows, vocab_size,
+            padded_vocab, d_loss, write_gradient);
+    });
+    must(cpu_f64->classifier(cpu_f64, logits.ref(), losses.ref(), targets.data(), rows, vocab_size,
+        padded_vocab, d_loss, write_gradient));
+    expect_within(logits, write_gradient ? EXACT_BF16 : 0, write_gradient ? 1e-6 * d_loss : 0, "d_logits",
+        rows, vocab_size);
+    expect_within(losses, 4, 1e-6 * (1 + 5 * logit_std), "losses", rows, vocab_size);
+}
+
+static void test_classifier_matches_reference_with_rows_in_shared_memory_and_without() {
+    for (gpu_kind kind : {H100, RTX_4090}) {
+        use(kind);
+        for (int vocab_size : {1, 127, 4096, 16391, 60001}) { /* the last is too long for an RTX 4090 */
+            check_classifier(3, vocab_size, 1, true);
+            check_classifier(2, vocab_size, 30, false);
+        }
+    }
+}
+
+/* ---- sums and optimizer ---- */
+
+static void check_sums(int64_t count, int64_t offset, enum dtype dtype) {
+    values in(count + offset + 9, dtype, 0.5, 1); /* what lies around must not count */
+    values sum(1, DTYPE_F32, 2.5, 0), squares(1, DTYPE_F32, 2.5, 0);
+    for (int64_t i = offset; i < offset + count; i++) {
+        double value = in.reference[(size_t)i];
+        sum.reference[0] += value;
+        squares.reference[0] += value * value;
+    }
+    double tolerance = 2e-6 * squares.reference[0];
+    struct tensor from = tensor_at(in.tensor(), offset);
+    run({&squares}, [&] { return gpu->sum_squares(gpu, squares.data(), from, count); });
+    expect_within(squares, 0, tolerance, "sum of squares", offset, (int)count);
+    if (dtype == DTYPE_F32) {
+        run({&sum}, [&] { return gpu->sum(gpu, sum.data(), from.data, count); });
+        expect_within(sum, 0, tolerance, "sum", offset, (int)count);
+    }
+}
+
+static void test_sums_add_every_element_once_at_any_length_and_offset() {
+    for (int64_t count : {0, 1, 2, 3, 4, 5, 31, 1023, 4097, 20011}) {
+        for (int64_t offset = 0; offset < 4; offset++) {
+            check_sums(count, offset, DTYPE_F32);
+            check_sums(count, offset, DTYPE_BF16);
+        }
+    }
+    /* more than all blocks take in one round */
+    int64_t round = (int64_t)optimizer_ops::SUM_BLOCKS * optimizer_ops::SUM_THREADS * 4;
+    check_sums(optimizer_ops::SUM_AHEAD * round + 3, 1, DTYPE_BF16);
+}
+
+static void check_step_control(double loss_sum, double norm_squared, double steps, step_limits limits) {
+    values control(CONTROL_COUNT, DTYPE_F32);
+    control.reference[CONTROL_LOSS_SUM] = loss_sum;
+    control.reference[CONTROL_NORM_SQUARED] = norm_squared;
+    control.reference[CONTROL_OPTIMIZER_STEP] = steps;
+    control.upload();
+    run({&control}, [&] { return gpu->step_control(gpu, control.data(), &limits); });
+    must(cpu_f64->step_control(cpu_f64, control.ref(), &limits));
+    for (size_t i = 0; i < CONTROL_COUNT; i++) {
+        double got = control.get(i), expected = control.reference[i];
+        EXPECT((isnan(got) && isnan(expected)) || got == expected ||
+               fabs(got - expected) <= 1e-6 * fabs(expected));
+    }
+}
+
+static void test_step_control_decides_as_the_reference() {
+    step_limits limits = {1000, 1.0, INFINITY, INFINITY, 0.9, 0.95};
+    check_step_control(4000, 0.25, 0, limits);
+    check_step_control(4000, 9, 41, limits);
+    check_step_control(NAN, 9, 3, limits);
+    check_step_control(4000, NAN, 3, limits);
+    check_step_control(4000, INFINITY, 3, limits);
+    check_step_control(-INFINITY, 4, 3, limits);
+    limits.clip = 0;
+    limits.loss_limit = 3.5;
+    check_step_control(4000, 9, 3, limits);
+    check_step_control(3000, 9, 3, limits);
+    limits.norm_limit = 2.5;
+    check_step_control(3000, 9, 3, limits);
+}
+
+static values control_of_step_3(bool apply) {
+    values control(CONTROL_COUNT, DTYPE_F32);
+    control.reference[CONTROL_SCALE] = 0.7;
+    control.reference[CONTROL_APPLY] = apply;
+    control.reference[CONTROL_OPTIMIZER_STEP] = 3;
+    control.reference[CONTROL_CORRECTION1] = 1 - pow(0.9, 3);
+    control.reference[CONTROL_CORRECTION2] = 1 - pow(0.95, 3);
+    control.upload();
+    return control;
+}
+
+static void check_adamw(
+    int64_t count, int64_t decay_count, enum dtype gradient, bool has_masters, bool apply) {
+    const adamw_options options = {3e-3, 0.9, 0.95, 1e-8, 0.1};
+    const double weight_size = 0.02, gradient_size = 1e-3;
+    values control = control_of_step_3(apply);
+    values parameters(count, DTYPE_BF16, 0, weight_size), master(count, DTYPE_F32, 0, weight_size);
+    values first_moment(count, DTYPE_F32, 0, gradient_size), second_moment(count, DTYPE_F32);
+    values gradients(count, gradient, 0, gradient_size);
+    for (double &value : second_moment.reference) {
+        value = gradient_size * gradient_size * (0.1 + uniform());
+    }
+    second_moment.upload();
+    run({&parameters, &master, &first_moment, &second_moment}, [&] {
+        return gpu->adamw(gpu, parameters.data(), has_masters ? master.data() : NULL, first_moment.data(),
+            second_moment.data(), gradients.tensor(), count, decay_count, &options, control.data(), 0);
+    });
+    values &updated = has_masters ? master : parameters;
+    must(cpu_f64->adamw(cpu_f64, updated.ref(), NULL, first_moment.ref(), second_moment.ref(),
+        gradients.ref_tensor(), count, decay_count, &options, control.ref(), 0));
+    /* what is added may cancel: the absolute part goes by the size of the terms */
+    double update_error = apply ? 2e-6 * weight_size : 0;
+    expect_within(first_moment, 8, 0x1p-23 * gradient_size, "first moment", count, (int)decay_count);
+    expect_within(
+        second_moment, 8, 0x1p-23 * gradient_size * gradient_size, "second moment", count, (int)decay_count);
+    expect_within(master, 8, update_error, "adamw master", count, (int)decay_count);
+    if (has_masters && apply) {
+        master.adopt();
+        parameters.reference = master.reference;
+    }
+    expect_within(
+        parameters, EXACT_BF16, has_masters ? 0 : update_error, "adamw parameters", count, (int)decay_count);
+}
+
+static void test_adamw_matches_reference() {
+    for (int64_t count : {1, 2, 3, 4, 1021, 5003}) {
+        for (bool masters : {false, true}) {
+            check_adamw(count, count, DTYPE_F32, masters, true);
+            check_adamw(count, count / 2, DTYPE_BF16, masters, true);
+            check_adamw(count, 0, DTYPE_F32, masters, false);
+        }
+    }
+}
+
+static void test_stochastic_rounding_is_right_on_average() {
+    enum { COUNT = 20000 };
+    values control = control_of_step_3(true), parameters(COUNT, DTYPE_BF16);
+    values master(COUNT, DTYPE_F32, 1.0 + 0.3 / 128, 0); /* 3 tenths of the way from one bf16 to the next */
+    values moments(COUNT, DTYPE_F32, 0, 0), gradients(COUNT, DTYPE_F32, 0, 0);
+    adamw_options still = {0, 0.9, 0.95, 1e-8, 0}; /* learning rate 0: the masters stay */
+    run({&parameters}, [&] {
+        return gpu->adamw(gpu, parameters.data(), master.data(), moments.data(), moments.data(),
+            gradients.tensor(), COUNT, 0, &still, control.data(), 99);
+    });
+    int up = 0, down = 0;
+    for (size_t i = 0; i < COUNT; i++) {
+        up += parameters.get(i) == 1.0 + 1.0 / 128;
+        down += parameters.get(i) == 1.0;
+    }
+    EXPECT(up + down == COUNT);
+    EXPECT_NEAR((double)up / COUNT, 0.3, 5 * sqrt(0.3 * 0.7 / COUNT));
+}
+
+/* ---- values ---- */
+
+static void expect_equal(const device_memory &a, const device_memory &b, const char *what) {
+    if (memcmp(a.data, b.data, a.bytes) != 0 || !a.guards_are_untouched()) {
+        printf("    %s: not the CPU's bits, or more of them\n", what);
+        test_failures_in_this_++;
+    }
+}
+
+static void test_convert_add_fill_and_random_give_the_cpus_bits() {
+    enum { COUNT = 4099, OFFSET = 3 };
+    for (enum dtype a : {DTYPE_F32, DTYPE_BF16, DTYPE_F16}) {
+        for (enum dtype b : {DTYPE_F32, DTYPE_BF16, DTYPE_F16}) {
+            std::vector<float> floats(COUNT);
+            for (float &f : floats) {
+                f = (float)(normal() * pow(10, 12 * uniform() - 6));
+            }
+            floats[10] = INFINITY, floats[11] = -0.0f;
+            device_memory in(COUNT * dtype_bytes(a)),
+                out[2] = {device_memory(COUNT * dtype_bytes(b)), device_memory(COUNT * dtype_bytes(b))};
+            struct tensor from = {in.data, a};
+            must(cpu_f64->convert(cpu_f64, from, {floats.data(), DTYPE_F32}, COUNT));
+            backend *backends[2] = {gpu, cpu_f64};
+            for (int i = 0; i < 2; i++) {
+                struct tensor to = {out[i].data, b};
+                must(backends[i]->fill(backends[i], to, 0.3, OFFSET));
+                must(backends[i]->convert(backends[i], tensor_at(to, OFFSET), from, COUNT - OFFSET));
+            }
+            expect_equal(out[0], out[1], "convert and fill");
+            for (int i = 0; i < 2; i++) {
+                must(backends[i]->add(backends[i], {out[i].data, b}, from, COUNT));
+            }
+            expect_equal(out[0], out[1], "add");
+            for (int i = 0; i < 2; i++) {
+                must(backends[i]->random_normal(
+                    backends[i], {out[i].data, b}, COUNT, 5, 7, (int64_t)1 << 33, 0.02));
+            }
+            expect_equal(out[0], out[1], "random_normal");
+        }
+    }
+}
+
+/* ---- embedding ---- */
+
+static void check_embedding(
+    int batch, int seq_len, int channels, int vocab_size, double common, enum dtype gradient) {
+    int64_t rows = (int64_t)batch * seq_len;
+    double roundings =
+        gradient == DTYPE_F32 ? 32 : EXACT_BF16; /* thousands of fp32 additions, or one to bf16 */
+    std::vector<int32_t> tokens;
+    for (int64_t i = 0; i < rows; i++) {
+        tokens.push_back(uniform() < common ? vocab_size / 3 : (int32_t)(uniform() * vocab_size));
+    }
+    values token_table((int64_t)vocab_size * channels, DTYPE_BF16, 0, 1);
+    values position_table((int64_t)seq_len * channels, DTYPE_BF16, 0, 1), out(rows * channels, DTYPE_BF16);
+    run({&out}, [&] {
+        return gpu->embedding_forward(gpu, out.data(), tokens.data(), token_table.data(),
+            position_table.data(), batch, seq_len, channels);
+    });
+    must(cpu_f64->embedding_forward(cpu_f64, out.ref(), tokens.data(), token_table.ref(),
+        position_table.ref(), batch, seq_len, channels));
+    expect_close(out, EXACT_BF16, 0, "embedding", rows, channels);
+    for (bool accumulate : {false, true}) {
+        values d_out(rows * channels, DTYPE_BF16, 0, 1),
+            d_token = sums((int64_t)vocab_size * channels, gradient, true);
+        values d_position = sums((int64_t)seq_len * channels, gradient, accumulate);
+        run({&d_token, &d_position}, [&] {
+            return gpu->embedding_backward(gpu, d_token.tensor(), d_position.tensor(), d_out.data(),
+                tokens.data(), batch, seq_len, channels, vocab_size, accumulate);
+        });
+        must(cpu_f64->embedding_backward(cpu_f64, d_token.ref_tensor(), d_position.ref_tensor(), d_out.ref(),
+            tokens.data(), batch, seq_len, channels, vocab_size, accumulate));
+        expect_close(d_token, roundings, 1e-5, "d_token_table", rows, channels);
+        expect_close(d_position, roundings, 1e-5, "d_position_table", rows, channels);
+    }
+}
+
+static void test_embedding_matches_reference() {
+    check_embedding(1, 1, 8, 300, 0, DTYPE_F32);
+    check_embedding(3, 31, 72, 257, 0, DTYPE_BF16);
+    check_embedding(1, 33, 4104, 5, 0, DTYPE_F32);     /* several slabs of channels */
+    check_embedding(2, 600, 8, 70000, 0.3, DTYPE_F32); /* two tiles; over 2^16: three sorting passes */
+    check_embedding(3, 3000, 8, 256, 0, DTYPE_F32);    /* counts of more than two rounds to add up */
+    check_embedding(5, 99, 264, 3, 1, DTYPE_F32);      /* one run through all pieces */
+}
+
+/* ---- attention over the cache ---- */
+
+static void check_attention_cached(int count, int past, int heads, int kv_heads, int head_dim) {
+    enum { BATCH = 2 };
+    int capacity = past + count + 3;
+    attention_shape shape = {BATCH, count, heads, kv_heads, head_dim};
+    values cache((int64_t)BATCH * 2 * kv_heads * capacity * head_dim, DTYPE_BF16, 0, 1);
+    for (int64_t i = 0; i < (int64_t)cache.reference.size(); i++) {
+        if (i / head_dim % capacity >= past) {
+            cache.reference[(size_t)i] = NAN; /* what is not there must not be read */
+        }
+    }
+    cache.upload();
+    values qkv((int64_t)BATCH * count * (heads + 2 * kv_heads) * head_dim, DTYPE_BF16, 0, 1);
+    values out((int64_t)BATCH * count * heads * head_dim, DTYPE_BF16);
+    run({&out, &cache}, [&] {
+        return gpu->attention_cached(gpu, out.data(), cache.data(), qkv.data(), shape, past, capacity);
+    });
+    must(cpu_f64->attention_cached(cpu_f64, out.ref(), cache.ref(), qkv.ref(), shape, past, capacity));
+    expect_close(out, EXACT_BF16, 2e-5, "attention over the cache", past, head_dim);
+    for (size_t i = 0; i < cache.reference.size(); i++) {
+        double got = cache.get(i), expected = cache.reference[i];
+        if (!(got == expected || (isnan(got) && isnan(expected)))) {
+            printf("    cache of %d: element %zu is %g, not %g\n", past, i, got, expected);
+            test_failures_in_this_++;
+            break;
+        }
+    }
+}
+
+static void test_attention_over_the_cache_matches_reference() {
+    for (int head_dim : {24, 64, 72, 256}) { /* 4, 8, 16 and 32 lanes a position */
+        check_attention_cached(3, 0, 2, 1, head_dim);
+        check_attention_cached(2, 5, 1, 1, head_dim);
+        check_attention_cached(1, 600, 4, 2, head_dim); /* more than all groups take at once */
+    }
+}
+
 int main() {
     state.scratch = NULL;
     gpu->state = &state;
+    classifier_ops::cuda_classifier_install(gpu);
+    decode_ops::cuda_decode_install(gpu);
+    embedding_ops::cuda_embedding_install(gpu);
     layernorm_ops::cuda_layernorm_install(gpu);
+    linear_ops::cuda_linear_install(gpu);
+    optimizer_ops::cuda_optimizer_install(gpu);
+    random_ops::cuda_random_install(gpu);
     use(H100);
     if (backend_cpu_f64_create(&cpu_f64, 1) != STATUS_OK) {
         printf("%s\n0 passed, 1 failed\n", error_message());
@@ -309,6 +666,16 @@ int main() {
     RUN(test_layernorm_forward_matches_reference_with_every_division_of_work);
     RUN(test_residual_matches_reference);
     RUN(test_layernorm_backward_matches_reference_with_every_division_of_work);
+    RUN(test_bias_gradient_matches_reference_over_several_blocks_each_way);
+    RUN(test_gelu_is_right_for_every_finite_bf16);
+    RUN(test_classifier_matches_reference_with_rows_in_shared_memory_and_without);
+    RUN(test_sums_add_every_element_once_at_any_length_and_offset);
+    RUN(test_step_control_decides_as_the_reference);
+    RUN(test_adamw_matches_reference);
+    RUN(test_stochastic_rounding_is_right_on_average);
+    RUN(test_convert_add_fill_and_random_give_the_cpus_bits);
+    RUN(test_embedding_matches_reference);
+    RUN(test_attention_over_the_cache_matches_reference);
     cpu_f64->free(cpu_f64);
     return test_summary();
 }
