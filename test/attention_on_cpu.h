@@ -7,7 +7,6 @@
 #define ATTENTION_MMA_SM80_CUH
 #define COMPILED_FOR(shared_kb) true
 #define __shared__
-#define __launch_bounds__(...)
 
 #include "test/cuda_on_cpu.h"
 

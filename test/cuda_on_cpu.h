@@ -7,7 +7,10 @@
    before the next one gets its turn. Asynchronous copies happen at once, or as late as they may: when they are waited
    for. Between those two, and with the warps in both orders, a missing wait or barrier has a good chance to be seen; so
    has any access outside of shared memory, which is counted and full of NaN at first. What is not looked at: speed, bank
-   conflicts, races between thread blocks. */
+   conflicts, races between thread blocks.
+
+   C++ has no place for __launch_bounds__(n) in front of a function: cuda_as_cxx in frame.sh makes it a statement,
+   cpu_launch_bounds(n), at the beginning of the body. */
 #ifndef TEST_CUDA_ON_CPU_H
 #define TEST_CUDA_ON_CPU_H
 
@@ -113,6 +116,14 @@ inline void cpu_fail(const char *what) {
     printf("    cuda_on_cpu: %s (block %u %u, thread %u %u)\n", what, blockIdx.x, blockIdx.y, threadIdx.x,
         threadIdx.y);
     exit(1);
+}
+
+/* What a GPU would not launch. */
+inline void cpu_launch_bounds(int most_threads, int least_blocks = 1) {
+    (void)least_blocks; /* is for the compiler */
+    if (cpu.thread_count > most_threads) {
+        cpu_fail("a block has more threads than its kernel's __launch_bounds__");
+    }
 }
 
 /* Switches by setjmp and longjmp: those of ucontext.h ask the kernel for the signal mask each time. */

@@ -83,6 +83,15 @@ tokens() {
     done
 }
 
+# cuda_as_cxx SOURCE...: copies of CUDA sources in the folder, for test/cuda_on_cpu.h
+cuda_as_cxx() {
+    for source in "$@"; do
+        mkdir -p "$folder/$(dirname "$source")"
+        sed -z -E 's/__launch_bounds__\(([^{;]*)\)(\s+\w+\([^{;]*\) \{)/\2 cpu_launch_bounds(\1);/g' "$source" \
+            >"$folder/$source"
+    done
+}
+
 # steps RUN_FOLDER KEY: lines of a step's number and its KEY (a number), as the run's log has them
 steps() {
     sed -n "s/.*\"type\":\"step\",\"step\":\([0-9]*\),.*\"$2\":\([^,}]*\).*/\1 \2/p" "$1/log.jsonl"

@@ -1,10 +1,9 @@
 /* The kernels of llmc/cuda/ on a CPU (cuda_on_cpu.h says how), and the host code that launches them: this stands in for
    llmc/cuda/device.cuh, and the .cu files are then included as C++.
 
-   A launch is refused for what a GPU refuses: grids and blocks of a wrong size, more threads than a kernel was compiled
-   for, more shared memory than was asked for. C++ has no place for __launch_bounds__(n) in front of a function, so
-   test_op_kernels.sh makes it a statement, cpu_launch_bounds(n), at the beginning of the body. What is not looked at:
-   shared memory with a size of its own counts for nothing and holds at first what the block before left. */
+   A launch is refused for what a GPU refuses: grids and blocks of a wrong size, more shared memory than was asked for.
+   What is not looked at: shared memory with a size of its own counts for nothing and holds at first what the block before
+   left. */
 #ifndef TEST_OPS_ON_CPU_H
 #define TEST_OPS_ON_CPU_H
 
@@ -142,13 +141,6 @@ inline cudaError_t cudaFuncSetAttribute(Kernel kernel, cudaFuncAttribute, int va
 
 inline cudaError_t cudaGetLastError() {
     return cudaSuccess;
-}
-
-inline void cpu_launch_bounds(int most_threads, int least_blocks = 1) {
-    (void)least_blocks; /* is for the compiler */
-    if (cpu.thread_count > most_threads) {
-        cpu_fail("a block has more threads than its kernel's __launch_bounds__");
-    }
 }
 
 template <typename... Parameters, typename... Arguments>

@@ -8,11 +8,12 @@ if ! command -v "$CXX" >/dev/null; then
     skip "needs a C++ compiler, and there is no $CXX"
 fi
 set -e
+cuda_as_cxx attention/*.cu attention/*.cuh
 for source in attention/params.c attention/reference.c llmc/common.c; do
     ${CC:-cc} -std=c11 -O2 -D_GNU_SOURCE -DWITH_CUDA -I. -Wno-unknown-pragmas -c "$source" \
         -o "$folder/$(basename "$source" .c).o"
 done
 # the fibers jump between stacks, which a checked longjmp takes for an error: no _FORTIFY_SOURCE
-$CXX -std=c++17 -O1 -U_FORTIFY_SOURCE -D_GNU_SOURCE -DWITH_CUDA -I. -Wno-unknown-pragmas test/test_attention_kernels.cpp \
-    "$folder"/*.o -o "$folder/test_attention_kernels"
+$CXX -std=c++17 -O1 -U_FORTIFY_SOURCE -D_GNU_SOURCE -DWITH_CUDA "-I$folder" -I. -Wno-unknown-pragmas \
+    test/test_attention_kernels.cpp "$folder"/*.o -o "$folder/test_attention_kernels"
 "$folder/test_attention_kernels"

@@ -7,12 +7,7 @@ if ! command -v "$CXX" >/dev/null; then
     skip "needs a C++ compiler, and there is no $CXX"
 fi
 set -e
-# the kernels as they are, but for __launch_bounds__(n), which goes into the body: see ops_on_cpu.h
-mkdir -p "$folder/llmc/cuda"
-for source in llmc/cuda/*.cu; do
-    sed -z -E 's/__launch_bounds__\(([^{;]*)\)(\s+\w+\([^{;]*\) \{)/\2 cpu_launch_bounds(\1);/g' "$source" \
-        >"$folder/$source"
-done
+cuda_as_cxx llmc/cuda/*.cu
 for source in llmc/cpu/*.c llmc/common.c; do
     ${CC:-cc} -std=c11 -O1 -D_GNU_SOURCE -DCPU_F64 -I. -Wno-unknown-pragmas -c "$source" \
         -o "$folder/$(echo "$source" | tr / _).o"
