@@ -166,6 +166,13 @@ template <int D> struct fa3_backward_copies {
     }
 };
 
+/* Blocks of keys that have added to dQ of a row block. Before these counters there is one of thread blocks started. */
+template <int D>
+__device__ __forceinline__ int *fa3_counter(const fa3_backward_arguments &a, int index, int row) {
+    constexpr int ROWS = fa3_backward_shape<D>::ROWS;
+    return a.common.counters + 1 + (int64_t)index * (a.common.padded_rows / ROWS) + row / ROWS;
+}
+
 /* A thread that adds dQ, of every ADDING-th step. */
 template <int D> struct fa3_backward_additions {
     using shape = fa3_backward_shape<D>;
@@ -180,8 +187,8 @@ template <int D> struct fa3_backward_additions {
                 continue;
             }
             int index = place.batch * a.common.heads + at.head;
-            int *counter = a.common.turns_at(index, at.row);
-            float *sums = a.common.template dq_sums_of<D>(index, at.row);
+            int *counter = fa3_counter<D>(a, index, at.row);
+            float *sums = a.common.template dq_sums_of<D>(0, index, at.row);
             if (ordered) {
                 wait_for_count(counter, place.key_block);
             }
@@ -336,12 +343,12 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         if (leader) {
             bulk_wait_read<0>(); /* of the row block before */
             if (place.key_block > 0) {
-                wait_for_count(a.common.turns_at(index, row), place.key_block);
+                wait_for_count(fa3_counter<D>(a, index, row), place.key_block);
             }
         }
         named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP);
         if (place.key_block > 0) {
-            const float4 *sums = (const float4 *)(a.common.template dq_sums_of<D>(index, row) +
+            const float4 *sums = (const float4 *)(a.common.template dq_sums_of<D>(0, index, row) +
                                                   (dq_row() * D_N + dq_column()) * FRAGMENT_FLOATS) +
                                  lane;
 #pragma unroll
@@ -578,6 +585,7 @@ static fa3_backward_arguments fa3_backward_arguments_of(
         c.order.together = (int)min_i64(together, heads);
     }
     a.finishing = c.deterministic && (p->causal || c.key_blocks <= MOST_FINISHED);
+    c.counters = c.deterministic ? (int *)((char *)p->workspace + fa3_workspace(p).counters_offset) : nullptr;
     return a;
 }
 
@@ -597,6 +605,7 @@ static enum status fa3_backward_pass(const struct attention *attention, const st
     CHECK((prepare_backward<TYPE, D>(p, a.common)));
     CHECK(launch("fa3 backward", fa3_backward_kernel<TYPE, D>, p->batch * p->kv_heads * a.common.key_blocks,
         shape::THREADS, shape::SHARED_BYTES, p->stream, a, true));
+    a.common.deterministic = false; /* there is one sum */
     return a.finishing ? STATUS_OK : finish_backward<TYPE, D>(p, a.common, true);
 }
 

@@ -21,9 +21,7 @@ enum status launch(const char *what, void (*kernel)(Arguments), int64_t blocks, 
     if (threads > CPU_MOST_THREADS || shared_bytes > CPU_SHARED_BYTES) {
         return fail("%s: %d threads and %d bytes are too many", what, threads, shared_bytes);
     }
-    cpu_run_grid(
-        {(unsigned)blocks, 1}, {(unsigned)threads, 1}, shared_bytes, [&] { kernel(arguments); },
-        CPU_MOST_BLOCKS);
+    cpu_run_grid({(unsigned)blocks, 1}, {(unsigned)threads, 1}, shared_bytes, [&] { kernel(arguments); });
     return STATUS_OK;
 }
 
@@ -55,14 +53,6 @@ static inline device_tensor on_device(const attention_tensor &t) {
 
 /* ---- instructions ---- */
 
-inline void wait_for_count(const int *counter, int count) {
-    while (*counter != count) {
-        cpu_yield();
-    }
-}
-inline void count_up(int *counter) {
-    ++*counter;
-}
 inline void reduce_add_4(float *to, const float (&c)[4]) {
     for (int i = 0; i < 4; i++) {
         to[i] += c[i];
