@@ -554,11 +554,10 @@ static enum status load_weights(struct worker *w) {
 /* Disks that are too small are better known now than at the first checkpoint. A new one is written before an old one goes;
    those of a run that goes on are there already. */
 static void note_disk_space(const struct worker *w) {
-    enum { BYTES_A_PARAMETER = 12 }; /* its value and two moments, fp32 */
     struct statvfs disk;
     int64_t keep = w->options->keep;
     double copies = keep > 0 && w->run->checkpoint[0] == '\0' ? (double)keep + 1 : 1;
-    double one = (double)model_get_layout(w->model)->parameters * BYTES_A_PARAMETER;
+    double one = (double)checkpoint_bytes(w->model);
     if (w->options->dry_run || statvfs(w->run->run_dir, &disk) != 0 || disk.f_blocks == 0) {
         return;
     }

@@ -26,11 +26,15 @@ static const char WEIGHTS[] = "model.safetensors", CONFIG[] = "config.json", STA
                   CHECKSUMS[] = "checksums.xxh64";
 static const char TEMPORARY_PREFIX[] = ".tmp-", STEP_PREFIX[] = "step-";
 
+uint64_t checkpoint_bytes(const struct model *model) {
+    enum { BYTES_A_PARAMETER = 12 }; /* its value and two moments, fp32 */
+    return (uint64_t)model_get_layout(model)->parameters * BYTES_A_PARAMETER;
+}
+
 /* Ranks wait so much longer for one that writes or reads, on a disk that all share, and that may be busy. */
 static double disk_seconds(const struct optimizer *optimizer) {
-    enum { BYTES_A_PARAMETER = 12, SLOW_BYTES_A_SECOND = 50000000, BUSY_SECONDS = 60 };
-    double bytes = (double)model_get_layout(optimizer->model)->parameters * BYTES_A_PARAMETER;
-    return BUSY_SECONDS + bytes / SLOW_BYTES_A_SECOND;
+    enum { SLOW_BYTES_A_SECOND = 50000000, BUSY_SECONDS = 60 };
+    return BUSY_SECONDS + (double)checkpoint_bytes(optimizer->model) / SLOW_BYTES_A_SECOND;
 }
 
 static enum status checkpoints_folder(char out[PATH_BYTES], const char *run_dir) {

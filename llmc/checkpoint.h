@@ -30,6 +30,8 @@ struct run_state {
     struct spikes spikes; /* the last applied steps */
 };
 
+/* What a checkpoint takes on the disk; some kilobytes come on top. */
+uint64_t checkpoint_bytes(const struct model *model);
 /* Collective: every rank calls. options_json: the object of options_write_json. tokenizer: whose end of text config.json
    names, and whose files, where it has some, go beside the weights; NULL: none. On any rank's failure every rank returns it
    and the temporary folder is removed. path_out[path_size]: the finished folder; bytes_out: of all files. */

@@ -83,8 +83,12 @@ tokens() {
     done
 }
 
-# cuda_as_cxx SOURCE...: copies of CUDA sources in the folder, for test/cuda_on_cpu.h
+# cuda_as_cxx SOURCE...: copies of CUDA sources in the folder, for test/cuda_on_cpu.h and a C++ compiler, $CXX
 cuda_as_cxx() {
+    CXX=${CXX:-c++}
+    if ! command -v "$CXX" >/dev/null; then
+        skip "needs a C++ compiler, and there is no $CXX"
+    fi
     for source in "$@"; do
         mkdir -p "$folder/$(dirname "$source")"
         sed -z -E 's/__launch_bounds__\(([^{;]*)\)(\s+\w+\([^{;]*\) \{)/\2 cpu_launch_bounds(\1);/g' "$source" \

@@ -3,10 +3,6 @@
 # and test_op_kernels need a C++ compiler: everything else of a build without CUDA is C.
 cd "$(dirname "$0")/.." || exit 1
 . test/frame.sh
-CXX=${CXX:-c++}
-if ! command -v "$CXX" >/dev/null; then
-    skip "needs a C++ compiler, and there is no $CXX"
-fi
 set -e
 cuda_as_cxx attention/*.cu attention/*.cuh
 for source in attention/params.c attention/reference.c llmc/common.c; do

@@ -74,18 +74,21 @@ static void read_event(struct outcome *o, const char *line, size_t bytes) {
     json_free(json);
 }
 
+/* The run's log, to be freed; NULL: there is none yet. */
+static char *log_text(const char *run_dir) {
+    char path[2 * PATH_BYTES];
+    uint8_t *log = NULL;
+    size_t bytes;
+    snprintf(path, sizeof path, "%s/log.jsonl", run_dir);
+    EXPECT(!path_exists(path) || file_read_all(path, &log, &bytes) == STATUS_OK);
+    return (char *)log;
+}
+
 /* Reads what there is; a run may have been killed in the middle of a line. */
 static void read_log(struct outcome *o, const char *run_dir) {
-    char path[2 * PATH_BYTES];
-    uint8_t *log;
-    size_t bytes;
+    char *log = log_text(run_dir);
     memset(o, 0, sizeof *o);
-    snprintf(path, sizeof path, "%s/log.jsonl", run_dir);
-    if (!path_exists(path)) {
-        return;
-    }
-    EXPECT(file_read_all(path, &log, &bytes) == STATUS_OK);
-    for (char *line = (char *)log, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+    for (char *line = log, *end; line != NULL && (end = strchr(line, '\n')) != NULL; line = end + 1) {
         read_event(o, line, (size_t)(end - line));
     }
     free(log);
@@ -483,30 +486,18 @@ static void a_run_whose_reader_has_gone_goes_on_to_its_end(void) {
 }
 
 static bool log_contains(const char *run_dir, const char *text) {
-    char path[2 * PATH_BYTES];
-    uint8_t *log;
-    size_t bytes;
-    snprintf(path, sizeof path, "%s/log.jsonl", run_dir);
-    if (!path_exists(path) || file_read_all(path, &log, &bytes) != STATUS_OK) {
-        return false;
-    }
-    bool found = strstr((char *)log, text) != NULL;
+    char *log = log_text(run_dir);
+    bool found = log != NULL && strstr(log, text) != NULL;
     free(log);
     return found;
 }
 
 /* The last step of the log, 0 if there is none. */
 static int64_t newest_step(const char *run_dir) {
-    char path[2 * PATH_BYTES];
-    uint8_t *log;
-    size_t bytes;
     static const char key[] = "\"type\":\"step\",\"step\":";
+    char *log = log_text(run_dir);
     int64_t step = 0;
-    snprintf(path, sizeof path, "%s/log.jsonl", run_dir);
-    if (!path_exists(path) || file_read_all(path, &log, &bytes) != STATUS_OK) {
-        return 0;
-    }
-    for (const char *at = (char *)log; (at = strstr(at, key)) != NULL; at++) {
+    for (const char *at = log; at != NULL && (at = strstr(at, key)) != NULL; at++) {
         step = strtoll(at + strlen(key), NULL, 10);
     }
     free(log);
