@@ -56,4 +56,30 @@ one_fails() { # the folder holds a run
 }
 check "a failure of the ranks is the script's" one_fails
 
+# measure_scaling.sh: two ranks alone and together
+scaling() { # scaling MEASURE_SCALING_ARGUMENT...
+    STEPS=4 TURNS=2 scripts/measure_scaling.sh "$@" --model tiny --layers 1 --channels 32 --heads 2 --seq-len 32 \
+        --vocab-size 300 --micro-batch 2 --warmup-steps 2 --device cpu --threads 1 >"$folder/out" 2>"$folder/err"
+}
+scaling_table() { # the shares are those of the times, the slowest GPU's alone being 100%
+    CUDA_VISIBLE_DEVICES=3,5 scaling 2 256 && cat "$folder/out" && [ "$(wc -l <"$folder/out")" -eq 5 ] &&
+        awk -F ' *[|] *' 'NR > 2 { who = who $2 ","; ms[NR] = $3; share[NR] = $5 + 0 }
+            END {
+                slowest = ms[3] > ms[4] ? ms[3] : ms[4]
+                for (row in ms) {
+                    wrong += !(ms[row] > 0) || sqrt((share[row] / 100 - slowest / ms[row]) ^ 2) > 0.1 * slowest / ms[row]
+                }
+                exit !(who == "3 alone,5 alone,2 together," && !wrong)
+            }' "$folder/out"
+}
+scaling_refused() { # scaling_refused MESSAGE MEASURE_SCALING_ARGUMENT...
+    message=$1
+    shift
+    ! scaling "$@" && cat "$folder/err" && grep -qF "$message" "$folder/err" && [ ! -s "$folder/out" ]
+}
+check "GPUs are timed alone and together" scaling_table
+check "no ranks at all are refused" scaling_refused "RANKS is a whole number from 1, not '0'" 0 256
+check "tokens in words are refused" scaling_refused "TOKENS is a whole number from 1, not '64k'" 2 64k
+check "a run that fails says so and leaves no table" scaling_refused "a run of one GPU failed" 2 100
+
 finish
