@@ -21,7 +21,9 @@ enum status launch(const char *what, void (*kernel)(Arguments), int64_t blocks, 
     if (threads > CPU_MOST_THREADS || shared_bytes > CPU_SHARED_BYTES) {
         return fail("%s: %d threads and %d bytes are too many", what, threads, shared_bytes);
     }
-    cpu_run_grid({(unsigned)blocks, 1}, {(unsigned)threads, 1}, shared_bytes, [&] { kernel(arguments); });
+    cpu_run_grid(
+        {(unsigned)blocks, 1}, {(unsigned)threads, 1}, shared_bytes, [&] { kernel(arguments); },
+        CPU_MOST_BLOCKS);
     return STATUS_OK;
 }
 

@@ -1,13 +1,13 @@
 /* Enough of CUDA to run kernels on a CPU, thread by thread, as they are: attention_on_cpu.h and ops_on_cpu.h make them
    C++ with it.
 
-   A thread block's threads are fibers of one CPU thread, a switch away from each other; thread blocks run one after the
-   other. A fiber runs until it has to wait: at a barrier, or in an instruction that a whole warp takes part in (mma,
-   ldmatrix, shuffles), which gathers what every lane brings and gives every lane its own. Warps run as far as they can
-   before the next one gets its turn. Asynchronous copies happen at once, or as late as they may: when they are waited
-   for. Between those two, and with the warps in both orders, a missing wait or barrier has a good chance to be seen; so
-   has any access outside of shared memory, which is counted and full of NaN at first. What is not looked at: speed, bank
-   conflicts, races between thread blocks.
+   Threads are fibers of one CPU thread, a switch away from each other; thread blocks run one after the other, or two at a
+   time. A fiber runs until it has to wait: at a barrier, for a counter, or in an instruction that a whole warp takes part
+   in (mma, ldmatrix, shuffles), which gathers what every lane brings and gives every lane its own. Warps run as far as
+   they can before the next one gets its turn. Asynchronous copies happen at once, or as late as they may: when they are
+   waited for. Between those two, and with warps and thread blocks in both orders, a missing wait or barrier has a good
+   chance to be seen; so has any access outside of shared memory, which is counted and full of NaN at first. What is not
+   looked at: speed, bank conflicts, the order in which other thread blocks see what one writes.
 
    C++ has no place for __launch_bounds__(n) in front of a function: cuda_as_cxx in frame.sh makes it a statement,
    cpu_launch_bounds(n), at the beginning of the body. */
@@ -81,6 +81,7 @@ struct cpu_copy {
 struct cpu_thread {
     std::unique_ptr<char[]> stack; /* once it has one, the fiber is at `place` */
     jmp_buf place;
+    int block; /* which of those that run at a time */
     cpu_index index;
     bool done;
     uint32_t brought[8]; /* to the instruction that the warp is in */
@@ -93,24 +94,42 @@ struct cpu_barrier {
     unsigned passed; /* how often all have */
 };
 
-enum { CPU_LANES = 32, CPU_MOST_THREADS = 1024, CPU_SHARED_BYTES = 232448, CPU_NAMED_BARRIERS = 16 };
+enum {
+    CPU_MOST_BLOCKS = 2,
+    CPU_LANES = 32,
+    CPU_MOST_THREADS = 1024,
+    CPU_SHARED_BYTES = 232448,
+    CPU_NAMED_BARRIERS = 16
+};
+
+struct cpu_block {
+    cpu_thread threads[CPU_MOST_THREADS];
+    cpu_index index;
+    cpu_barrier warps[CPU_MOST_THREADS / CPU_LANES], named[CPU_NAMED_BARRIERS];
+    bool left; /* whether any of its threads is */
+};
 
 /* The one simulated multiprocessor. */
 static struct {
-    cpu_thread threads[CPU_MOST_THREADS];
+    cpu_block blocks[CPU_MOST_BLOCKS];
     cpu_thread *running;
     jmp_buf scheduler;
-    int thread_count;
-    int shared_bytes; /* that the block asked for */
-    cpu_barrier warps[CPU_MOST_THREADS / CPU_LANES], named[CPU_NAMED_BARRIERS];
+    int thread_count; /* of a block */
+    int shared_bytes; /* that a block asked for */
     std::function<void()> body;
-    bool copies_late, last_warp_first;
+    bool copies_late, last_first; /* last_first: of warps and of thread blocks */
 } cpu;
 
-alignas(1024) unsigned char shared[CPU_SHARED_BYTES]; /* the kernels' dynamic shared memory, by its name */
+/* The kernels' dynamic shared memory, by its name: of one block behind the other, and addresses are the same for all. */
+alignas(1024) unsigned char shared[CPU_MOST_BLOCKS * CPU_SHARED_BYTES];
+
+inline cpu_block &cpu_my_block() {
+    return cpu.blocks[cpu.running->block];
+}
 
 #define threadIdx (cpu.running->index)
-static cpu_index blockIdx, gridDim, blockDim;
+#define blockIdx (cpu_my_block().index)
+static cpu_index gridDim, blockDim;
 
 inline void cpu_fail(const char *what) {
     printf("    cuda_on_cpu: %s (block %u %u, thread %u %u)\n", what, blockIdx.x, blockIdx.y, threadIdx.x,
@@ -174,19 +193,19 @@ inline void cpu_wait(cpu_barrier &b, int threads) {
 
 /* The running thread's number in its block. */
 inline int cpu_number() {
-    return (int)(cpu.running - cpu.threads);
+    return (int)(cpu.running - cpu_my_block().threads);
 }
 inline int cpu_my_lane() {
     return cpu_number() % CPU_LANES;
 }
 
 inline cpu_barrier &cpu_warp_barrier() {
-    return cpu.warps[cpu_number() / CPU_LANES];
+    return cpu_my_block().warps[cpu_number() / CPU_LANES];
 }
 
 /* What lane `lane` of this warp brought. */
 inline const uint32_t *cpu_lane(unsigned lane) {
-    return cpu.threads[cpu_number() / CPU_LANES * CPU_LANES + (int)lane].brought;
+    return cpu_my_block().threads[cpu_number() / CPU_LANES * CPU_LANES + (int)lane].brought;
 }
 
 /* All lanes bring, all take, all go on. */
@@ -199,11 +218,11 @@ template <typename Take> inline auto cpu_with_warp(const uint32_t *bring, int co
 }
 
 /* Runs the fibers of a warp once each; whether any is left. */
-inline bool cpu_run_warp(int warp) {
+inline bool cpu_run_warp(cpu_block &block, int warp) {
     bool left = false;
     int end = std::min((warp + 1) * CPU_LANES, cpu.thread_count);
     for (int i = warp * CPU_LANES; i < end; i++) {
-        cpu_thread &t = cpu.threads[i];
+        cpu_thread &t = block.threads[i];
         if (!t.done) {
             cpu_resume(t);
             left |= !t.done;
@@ -212,52 +231,84 @@ inline bool cpu_run_warp(int warp) {
     return left;
 }
 
-inline void cpu_run_block() {
-    enum { MOST_ROUNDS = 1000000 };
-    memset(shared, 0xFF, sizeof shared);
-    memset(cpu.warps, 0, sizeof cpu.warps);
-    memset(cpu.named, 0, sizeof cpu.named);
+inline void cpu_start_block(int place, cpu_index index) {
+    cpu_block &block = cpu.blocks[place];
+    block.index = index;
+    block.left = true;
+    memset(shared + place * CPU_SHARED_BYTES, 0xFF, CPU_SHARED_BYTES);
+    memset(block.warps, 0, sizeof block.warps);
+    memset(block.named, 0, sizeof block.named);
     for (int i = 0; i < cpu.thread_count; i++) {
-        cpu_thread &t = cpu.threads[i];
+        cpu_thread &t = block.threads[i];
+        t.block = place;
         t.index = {(unsigned)i % blockDim.x, (unsigned)i / blockDim.x};
         t.done = false;
         t.groups.clear();
         t.open_group.clear();
     }
-    int warps = (cpu.thread_count + CPU_LANES - 1) / CPU_LANES;
-    bool left = true;
-    for (int round = 0; left; round++) {
-        left = false;
-        for (int i = 0; i < warps; i++) {
-            int warp = cpu.last_warp_first ? warps - 1 - i : i;
-            unsigned passed;
-            bool warp_left;
-            do { /* as far as it goes by itself */
-                passed = cpu.warps[warp].passed;
-                warp_left = cpu_run_warp(warp);
-            } while (warp_left && cpu.warps[warp].passed != passed);
-            left |= warp_left;
-        }
-        if (round == MOST_ROUNDS) {
-            cpu_fail("threads wait for each other");
-        }
-    }
-    const unsigned char *rest = shared + cpu.shared_bytes; /* all of it is 0xFF still */
+}
+
+inline void cpu_end_block(int place) {
+    const unsigned char *rest =
+        shared + place * CPU_SHARED_BYTES + cpu.shared_bytes; /* all of it is 0xFF still */
     size_t bytes = CPU_SHARED_BYTES - (size_t)cpu.shared_bytes;
     if (bytes > 0 && (rest[0] != 0xFF || memcmp(rest, rest + 1, bytes - 1) != 0)) {
         cpu_fail("a write behind the shared memory that the block asked for");
     }
 }
 
-inline void cpu_run_grid(
-    cpu_index grid, cpu_index block, int shared_bytes, const std::function<void()> &body) {
+/* Runs the warps of a block, each as far as it goes by itself. */
+inline void cpu_run_block(int place) {
+    cpu_block &block = cpu.blocks[place];
+    int warps = (cpu.thread_count + CPU_LANES - 1) / CPU_LANES;
+    block.left = false;
+    for (int i = 0; i < warps; i++) {
+        int warp = cpu.last_first ? warps - 1 - i : i;
+        unsigned passed;
+        bool left;
+        do {
+            passed = block.warps[warp].passed;
+            left = cpu_run_warp(block, warp);
+        } while (left && block.warps[warp].passed != passed);
+        block.left |= left;
+    }
+    if (!block.left) {
+        cpu_end_block(place);
+    }
+}
+
+/* With last_first the block that started last is much faster than the one before: it overtakes it unless it waits. */
+inline void cpu_run_grid(cpu_index grid, cpu_index block, int shared_bytes, const std::function<void()> &body,
+    int blocks_at_a_time = 1) {
+    enum { MOST_ROUNDS = 1000000, FAST = 10 };
     cpu.body = body;
     cpu.thread_count = (int)(block.x * block.y);
     cpu.shared_bytes = shared_bytes;
     gridDim = grid, blockDim = block;
-    for (blockIdx.y = 0; blockIdx.y < grid.y; blockIdx.y++) {
-        for (blockIdx.x = 0; blockIdx.x < grid.x; blockIdx.x++) {
-            cpu_run_block();
+    unsigned started = 0, blocks = grid.x * grid.y;
+    int newest = 0;
+    bool left = true;
+    for (int round = 0; left; round++) {
+        for (int place = 0; place < blocks_at_a_time && started < blocks; place++) {
+            if (!cpu.blocks[place].left) {
+                unsigned number = cpu.last_first ? blocks - 1 - started : started;
+                cpu_start_block(place, {number % grid.x, number / grid.x});
+                cpu_run_block(place); /* as far as to its place in the order of starting */
+                started++;
+                newest = place;
+                round = 0;
+            }
+        }
+        left = started < blocks;
+        for (int place = 0; place < blocks_at_a_time; place++) {
+            int turns = cpu.last_first && place == newest ? FAST : 1;
+            for (int turn = 0; turn < turns && cpu.blocks[place].left; turn++) {
+                cpu_run_block(place);
+            }
+            left |= cpu.blocks[place].left;
+        }
+        if (round == MOST_ROUNDS) {
+            cpu_fail("threads wait for each other");
         }
     }
 }
@@ -269,13 +320,13 @@ inline float exp2_fast(float x) {
 }
 
 inline void __syncthreads() {
-    cpu_wait(cpu.named[0], cpu.thread_count);
+    cpu_wait(cpu_my_block().named[0], cpu.thread_count);
 }
 inline void barrier(int which, int threads) {
     if (which < 0 || which >= CPU_NAMED_BARRIERS || threads % CPU_LANES != 0) {
         cpu_fail("no such barrier, or not for whole warps");
     }
-    cpu_wait(cpu.named[which], threads);
+    cpu_wait(cpu_my_block().named[which], threads);
 }
 /* launches do not overlap here */
 inline void launch_next() {
@@ -331,7 +382,7 @@ inline unsigned char *cpu_shared(uint32_t address, uint32_t bytes) {
     if (address % bytes != 0 || address + bytes > (uint32_t)cpu.shared_bytes) {
         cpu_fail("access outside of shared memory, or misaligned");
     }
-    return shared + address;
+    return shared + cpu.running->block * CPU_SHARED_BYTES + address;
 }
 inline void cpu_copy_now(const cpu_copy &copy) {
     unsigned char *to = cpu_shared(copy.to, 16);

@@ -5,8 +5,8 @@
    cpu.copies_late copies by TMA happen when they are waited for (loads: at the first look at their barrier) and products
    at once; without, copies at once and products when they are waited for. Between the two a stage that is filled too soon,
    read too soon or given back too soon is seen as a wrong result, and a phase that never ends as threads that wait for each
-   other. Descriptors are decoded as the hardware does it: address, distances and swizzle. What is not looked at: fences,
-   numbers of registers, and a counter that another thread block is yet to count up: blocks run one after the other. */
+   other. Descriptors are decoded as the hardware does it: address, distances and swizzle. What is not looked at: fences
+   and numbers of registers. */
 #ifndef TEST_HOPPER_ON_CPU_H
 #define TEST_HOPPER_ON_CPU_H
 
@@ -118,14 +118,19 @@ struct cpu_arrival {
 
 enum { PRODUCT_ROUNDS = 2, BULK_ROUNDS = 30 }; /* a step of a kernel is a few */
 
-static std::map<uint32_t, cpu_arrival> cpu_arrivals;
-static cpu_started cpu_products[CPU_MOST_THREADS], cpu_bulk[CPU_MOST_THREADS];
+static std::map<uint32_t, cpu_arrival> cpu_arrivals[CPU_MOST_BLOCKS];
+static cpu_started cpu_products[CPU_MOST_BLOCKS][CPU_MOST_THREADS],
+    cpu_bulk[CPU_MOST_BLOCKS][CPU_MOST_THREADS];
+
+inline std::map<uint32_t, cpu_arrival> &cpu_my_arrivals() {
+    return cpu_arrivals[cpu.running->block];
+}
 
 /* ---- barriers ---- */
 
 inline void arrival_init(uint32_t barrier, int count) {
     cpu_shared(barrier, 8);
-    cpu_arrivals[barrier] = {count, count, 0, 0, {}};
+    cpu_my_arrivals()[barrier] = {count, count, 0, 0, {}};
 }
 inline void arrival_init_done() {
 }
@@ -139,15 +144,15 @@ inline void cpu_arrival_end(cpu_arrival &a) {
     }
 }
 inline void arrive(uint32_t barrier) {
-    cpu_arrivals.at(barrier).missing--;
-    cpu_arrival_end(cpu_arrivals.at(barrier));
+    cpu_my_arrivals().at(barrier).missing--;
+    cpu_arrival_end(cpu_my_arrivals().at(barrier));
 }
 inline void arrive_expecting(uint32_t barrier, int bytes) {
-    cpu_arrivals.at(barrier).bytes += bytes;
+    cpu_my_arrivals().at(barrier).bytes += bytes;
     arrive(barrier);
 }
 inline void arrival_wait(uint32_t barrier, unsigned parity) {
-    cpu_arrival &a = cpu_arrivals.at(barrier);
+    cpu_arrival &a = cpu_my_arrivals().at(barrier);
     for (;;) {
         std::vector<cpu_deed> copies;
         copies.swap(a.copies);
@@ -164,7 +169,7 @@ inline void named_wait(int which, int threads) {
     barrier(which, threads);
 }
 inline void named_arrive(int which, int threads) {
-    cpu_barrier &b = cpu.named[which];
+    cpu_barrier &b = cpu_my_block().named[which];
     if (++b.arrived == threads) {
         b.arrived = 0;
         b.passed++;
@@ -179,11 +184,6 @@ inline void wait_for_count(const int *counter, int count) {
 }
 inline void count_up(int *counter) {
     ++*counter;
-}
-inline int atomicAdd(int *to, int value) {
-    int before = *to;
-    *to += value;
-    return before;
 }
 inline float4 __ldcg(const float4 *from) {
     return *from;
@@ -221,14 +221,14 @@ inline void cpu_for_box(const CUtensorMap &map, uint32_t tile, const int (&at)[4
 }
 
 inline void cpu_load_arrived(uint32_t barrier, int64_t bytes) {
-    cpu_arrival &a = cpu_arrivals.at(barrier);
+    cpu_arrival &a = cpu_my_arrivals().at(barrier);
     a.bytes -= bytes;
     cpu_arrival_end(a);
 }
 
 inline void cpu_start_load(uint32_t barrier, cpu_deed copy) {
     if (cpu.copies_late) {
-        cpu_arrivals.at(barrier).copies.push_back(copy);
+        cpu_my_arrivals().at(barrier).copies.push_back(copy);
     } else {
         copy();
     }
@@ -255,7 +255,7 @@ inline void bulk_load(uint32_t to, const void *from, uint32_t barrier, int bytes
 }
 
 inline cpu_started &cpu_my_bulk() {
-    return cpu_bulk[threadIdx.x];
+    return cpu_bulk[cpu.running->block][threadIdx.x];
 }
 
 inline void tma_store(const CUtensorMap *map, uint32_t from, int d, int position, int head, int batch) {
@@ -322,7 +322,7 @@ template <enum dtype TYPE, enum depth WAY> inline float cpu_element(uint64_t des
 }
 
 inline cpu_started &cpu_my_products() {
-    return cpu_products[threadIdx.x];
+    return cpu_products[cpu.running->block][threadIdx.x];
 }
 
 /* left(half, k): this thread's rows of A */

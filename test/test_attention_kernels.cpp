@@ -117,16 +117,22 @@ template <enum dtype TYPE> static void expect_results_match(problem &p) {
 
 typedef enum status (*pass)(const attention_params *p);
 
-/* Early and late copies, warps in both orders: what there is of different timing. */
+/* timing: 0 and 1 are early and late copies, warps and thread blocks in both orders. */
+template <enum dtype TYPE>
+static void run_problem(
+    problem &p, const char *kernel, pass forward, pass backward, const shape &s, int timing) {
+    make_problem<TYPE>(p, s, kernel);
+    cpu.copies_late = cpu.last_first = timing == 1;
+    EXPECT(attention_check(kernel, &p.kernel, true) == STATUS_OK);
+    EXPECT(forward(&p.kernel) == STATUS_OK);
+    EXPECT(backward(&p.kernel) == STATUS_OK);
+}
+
 template <enum dtype TYPE>
 static void expect_matches_reference(const char *kernel, pass forward, pass backward, const shape &s) {
     problem p;
     for (int timing = 0; timing < 2; timing++) {
-        make_problem<TYPE>(p, s, kernel);
-        cpu.copies_late = cpu.last_warp_first = timing == 1;
-        EXPECT(attention_check(kernel, &p.kernel, true) == STATUS_OK);
-        EXPECT(forward(&p.kernel) == STATUS_OK);
-        EXPECT(backward(&p.kernel) == STATUS_OK);
+        run_problem<TYPE>(p, kernel, forward, backward, s, timing);
         EXPECT(attention_reference_forward(&p.reference) == STATUS_OK);
         EXPECT(attention_reference_backward(&p.reference) == STATUS_OK);
         expect_results_match<TYPE>(p);
@@ -237,6 +243,36 @@ static void test_fa2_over_several_splits_and_rounds_matches_reference() {
     expect_fa2_matches<DTYPE_BF16, 64, 227>({1, 10, 1100, 1, 1, 64, true, true});
 }
 
+/* ---- deterministic ---- */
+
+/* dQ of the first sequence, as it is in memory */
+static std::vector<uint16_t> first_dq(const problem &p) {
+    const uint16_t *dq = (const uint16_t *)p.kernel.dq.data;
+    return std::vector<uint16_t>(dq, dq + p.kernel.dq.batch_stride);
+}
+
+template <enum dtype TYPE>
+static void expect_same_dq(const char *kernel, pass forward, pass backward, const shape &s) {
+    problem p;
+    run_problem<TYPE>(p, kernel, forward, backward, s, 0);
+    std::vector<uint16_t> bits = first_dq(p);
+    run_problem<TYPE>(p, kernel, forward, backward, s, 1);
+    EXPECT(first_dq(p) == bits);
+    shape batch = s;
+    batch.batch = 2;
+    run_problem<TYPE>(p, kernel, forward, backward, batch, 0);
+    EXPECT(first_dq(p) == bits);
+}
+
+static void test_deterministic_dq_has_the_same_bits_in_any_order_of_thread_blocks_and_any_batch() {
+    pass forward = [](const attention_params *p) { return fa3_forward(&hopper, p); },
+         backward = [](const attention_params *p) { return fa3_backward(&hopper, p); };
+    expect_same_dq<DTYPE_F16>("fa2", forward_pass<DTYPE_F16, 64, 227>::call,
+        backward_pass<DTYPE_F16, 64, 227>::call, {1, 40, 1100, 1, 1, 64, false, true});
+    expect_same_dq<DTYPE_F16>("fa3", forward, backward, {1, 140, 400, 2, 1, 64, true, true});
+    expect_same_dq<DTYPE_F16>("fa3", forward, backward, {1, 70, 650, 1, 1, 128, false, true});
+}
+
 /* ---- the rungs ---- */
 
 template <int D> static void expect_rungs_match(const shape &s) {
@@ -274,6 +310,7 @@ int main() {
     RUN(test_fa2_at_one_query_and_one_key_matches_reference);
     RUN(test_fa2_with_rows_that_see_nothing_matches_reference);
     RUN(test_fa2_over_several_splits_and_rounds_matches_reference);
+    RUN(test_deterministic_dq_has_the_same_bits_in_any_order_of_thread_blocks_and_any_batch);
     RUN(test_rungs_match_reference);
     RUN(test_rungs_with_rows_that_see_nothing_match_reference);
     return test_summary();

@@ -170,7 +170,7 @@ template <typename Op> static void run(std::vector<values *> outputs, Op op) {
         before.emplace_back(v->memory.data, v->memory.data + v->memory.bytes);
     }
     for (int timing = 0; timing < 2; timing++) {
-        cpu.copies_late = cpu.last_warp_first = timing == 1;
+        cpu.copies_late = cpu.last_first = timing == 1;
         for (size_t i = 0; i < outputs.size(); i++) {
             std::copy(before[i].begin(), before[i].end(), outputs[i]->memory.data);
         }
