@@ -354,6 +354,7 @@ static enum status train(struct worker *w) {
         CHECK(w->comm->host_all_reduce(w->comm, &stop, 1, COMM_MAX));
         if (due(step, o->checkpoint_every) || (last && o->checkpoint_every > 0) || stop > 0.0) {
             CHECK(save(w, last || stop > 0.0));
+            CHECK(w->comm->barrier(w->comm)); /* no step waits while the first rank removes old ones */
         }
         if (stop > 0.0 && !last) {
             char text[PATH_BYTES + 128];

@@ -178,6 +178,7 @@ void *optimizer_loss_sum(const struct optimizer *o) {
 }
 
 enum status optimizer_begin_step(struct optimizer *o) {
+    o->comm->blocked_ms(o->comm); /* for a rank that wrote a sample or removed a checkpoint: not in a step */
     for (int i = 0; i < bucket_count(o); i++) {
         o->reductions[i].summed = false;
     }

@@ -54,7 +54,8 @@ struct optimizer {
 struct step_result {
     double loss, norm;
     bool applied;
-    /* For other ranks: on a GPU from the last gradient until all agreed on the norm; 0 for one rank. */
+    /* For other ranks, since the step began; on a GPU from the last gradient until all agreed on the norm. 0 for one
+       rank. */
     double wait_ms;
     int64_t optimizer_step; /* applied steps so far */
 };

@@ -1,4 +1,5 @@
-/* The optimizer's step on one rank: what is applied, what is skipped, and that nothing of a skipped step stays. */
+/* The optimizer's step on one rank: what is applied, what is skipped, and that nothing of a skipped step stays; what counts
+   as waiting for others. */
 #include "test.h"
 
 #include <stdlib.h>
@@ -217,6 +218,29 @@ static void test_initial_values_follow_the_table(void) {
     drop(&s);
 }
 
+static double waited_ms; /* for other ranks, since the optimizer last asked */
+
+static double fake_blocked_ms(struct comm *c) {
+    (void)c;
+    double ms = waited_ms;
+    waited_ms = 0.0;
+    return ms;
+}
+
+static void test_only_waits_within_a_step_are_its_own(void) {
+    struct setup s = make(1.0);
+    s.comm->ranks = 2; /* whose sums are this rank's alone */
+    s.comm->blocked_ms = fake_blocked_ms;
+    for (int i = 1; i <= 3; i++) {
+        waited_ms = 1000.0; /* while the other one writes a sample */
+        backward(&s, i);
+        waited_ms += i;
+        EXPECT(step(&s, INFINITY, INFINITY).wait_ms == i);
+    }
+    s.comm->ranks = 1;
+    drop(&s);
+}
+
 int main(void) {
     RUN(test_nan_in_any_gradient_never_reaches_weights_or_moments);
     RUN(test_infinity_in_any_gradient_never_reaches_weights_or_moments);
@@ -226,5 +250,6 @@ int main(void) {
     RUN(test_only_matrices_and_embeddings_decay);
     RUN(test_exported_buckets_imported_into_another_model_give_the_same_weights);
     RUN(test_initial_values_follow_the_table);
+    RUN(test_only_waits_within_a_step_are_its_own);
     return test_summary();
 }
