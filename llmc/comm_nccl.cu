@@ -417,22 +417,35 @@ static void comm_free(struct comm *c) {
     free(c);
 }
 
+/* Names of machines may be alike, as "localhost" is, or several on one, as in containers: the number of its last start is
+   each one's own. */
+static void name_machine(char *out, size_t size) {
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (file == NULL || fgets(out, (int)size, file) == NULL) {
+        gethostname(out, size - 1);
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+}
+
 /* Two ranks on one GPU deadlock NCCL at worst; it is told which they are. */
 static enum status check_distinct_gpus(struct comm *host, int device) {
     struct place {
         char machine[64], bus[32];
     } own, *all = NULL;
     memset(&own, 0, sizeof own);
-    gethostname(own.machine, sizeof own.machine - 1);
+    name_machine(own.machine, sizeof own.machine);
     CUDA_CHECK(cudaDeviceGetPCIBusId(own.bus, sizeof own.bus, device));
     CHECK(ALLOCATE(all, host->ranks));
     enum status status = host->host_all_gather(host, all, &own, sizeof own);
     for (int b = 1; b < host->ranks && status == STATUS_OK; b++) {
         for (int a = 0; a < b && status == STATUS_OK; a++) {
             if (memcmp(&all[a], &all[b], sizeof own) == 0) {
-                status = fail("ranks %d and %d are both on GPU %s of %s: start as many ranks on a machine as "
-                              "it has GPUs, each with a local rank of its own",
-                    a, b, all[a].bus, all[a].machine);
+                status =
+                    fail("ranks %d and %d are both on GPU %s of a machine: start as many ranks on it as it "
+                         "has GPUs, each with a local rank of its own",
+                        a, b, all[a].bus);
             }
         }
     }
