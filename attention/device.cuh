@@ -5,6 +5,7 @@
 #ifndef ATTENTION_DEVICE_CUH
 #define ATTENTION_DEVICE_CUH
 
+#include "attention/instructions.cuh"
 #include "attention/kernel.h"
 
 #include <cuda_runtime.h>
@@ -65,13 +66,6 @@ template <enum dtype TYPE> __device__ __forceinline__ float2 unpack(uint32_t bit
         asm("cvt.f32.f16 %0, %1;" : "=f"(values.y) : "h"((uint16_t)(bits >> 16)));
     }
     return values;
-}
-
-/* 2^x; 2^-infinity is 0. */
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 /* A tensor's address and strides as a kernel takes them. */

@@ -54,16 +54,6 @@ __device__ __forceinline__ void copy_async(uint32_t address, const void *from, b
                  : "memory");
 }
 
-/* Ends a group of copies. */
-__device__ __forceinline__ void copy_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* Waits until at most the newest PENDING groups of this thread are under way. */
-template <int PENDING> __device__ __forceinline__ void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t bits) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(bits) : "memory");
 }
@@ -115,20 +105,6 @@ __device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
 /* A barrier among `threads` of the block; barrier 0 is __syncthreads. */
 __device__ __forceinline__ void barrier(int which, int threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(which), "r"(threads) : "memory");
-}
-
-/* The two sides of launches that overlap (sm_90; before, a kernel starts when the one before it has ended). This block has
-   no objection to the next kernel's start; */
-__device__ __forceinline__ void launch_next() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-/* and from here on, this one sees all that the previous kernel has done. */
-__device__ __forceinline__ void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 /* to[0..3] += c, in the L2 cache; sm_90 */

@@ -91,12 +91,6 @@ static uint4 *const dynamic_shared = reinterpret_cast<uint4 *>(shared);
 inline void copy_async16(uint4 *to, const bf16 *from) {
     copy_async(shared_address(to), from, true);
 }
-inline void copy_async_commit() {
-    copy_commit();
-}
-template <int PENDING> inline void copy_async_wait() {
-    copy_wait<PENDING>();
-}
 
 /* ---- the runtime ---- */
 

@@ -298,7 +298,7 @@ template <int VECTORS> struct row_stages {
                 *piece(IN, j) = *piece(D_OUT, j) = make_uint4(0, 0, 0, 0);
             }
         }
-        copy_async_commit();
+        copy_commit();
         uint4 *other = next;
         next = now;
         now = other;
@@ -306,9 +306,9 @@ template <int VECTORS> struct row_stages {
     /* Waits for the copies into the current stage. */
     __device__ void wait(const backward_arguments &a) const {
         if (a.stages == 2) {
-            copy_async_wait<1>();
+            copy_wait<1>();
         } else {
-            copy_async_wait<0>();
+            copy_wait<0>();
         }
     }
 };
