@@ -8,15 +8,7 @@
 #include <sys/stat.h>
 
 static enum status add_file(struct inputs *inputs, const char *path, int64_t bytes, int64_t modified) {
-    if (inputs->count == inputs->capacity) {
-        int64_t capacity = 2 * inputs->capacity + 64;
-        struct input *grown = realloc(inputs->files, (size_t)capacity * sizeof *grown);
-        if (grown == NULL) {
-            return fail_as(STATUS_OUT_OF_MEMORY, "out of host memory: %lld paths", (long long)capacity);
-        }
-        inputs->files = grown;
-        inputs->capacity = capacity;
-    }
+    CHECK(RESERVE(inputs->files, inputs->capacity, inputs->count + 1));
     char *copy = string_copy(path);
     if (copy == NULL) {
         return STATUS_OUT_OF_MEMORY;

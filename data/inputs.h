@@ -10,7 +10,8 @@ struct input {
 };
 struct inputs {
     struct input *files;
-    int64_t count, capacity;
+    size_t capacity;
+    int64_t count;
     int64_t bytes; /* of all */
 };
 

@@ -61,17 +61,6 @@ bool source_is_binary(struct source *s) {
 
 /* ---- JSON lines ---- */
 
-static enum status grow_buffer(struct source *s) {
-    size_t bytes = s->buffer_bytes * 2 + 4096;
-    char *grown = realloc(s->buffer, bytes);
-    if (grown == NULL) {
-        return fail_as(STATUS_OUT_OF_MEMORY, "out of host memory for a line of %zu bytes", s->buffer_bytes);
-    }
-    s->buffer = grown;
-    s->buffer_bytes = bytes;
-    return STATUS_OK;
-}
-
 /* Without its end. No line is left: *there is false. */
 static enum status read_line(struct source *s, size_t *bytes, bool *there) {
     int byte = EOF;
@@ -81,9 +70,7 @@ static enum status read_line(struct source *s, size_t *bytes, bool *there) {
         if (byte == '\n') {
             break;
         }
-        if (*bytes == s->buffer_bytes) {
-            CHECK(grow_buffer(s));
-        }
+        CHECK(RESERVE(s->buffer, s->buffer_bytes, *bytes + 1));
         s->buffer[(*bytes)++] = (char)byte;
         if (*bytes > MOST_LINE_BYTES) {
             return fail("%s:%" PRId64 ": a line of more than %d MiB; a line has one document", s->path,

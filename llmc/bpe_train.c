@@ -14,30 +14,6 @@ enum { MOST_WORDS = 2000000, LONGEST_WORD = 256, FIRST_SLOTS = 1 << 12, FIRST_PA
 #define HASH_FACTOR UINT64_C(0x9e3779b97f4a7c15)
 #define NONE UINT32_MAX
 
-/* Room for `count` elements behind the pointer at `address`, doubled as often as needed; what is new is not zeroed. */
-static enum status reserve(void *address, size_t *capacity, size_t count, size_t size) {
-    void *memory;
-    if (count <= *capacity) {
-        return STATUS_OK;
-    }
-    size_t wanted = *capacity > 0 ? *capacity : 1024;
-    while (wanted < count) {
-        wanted *= 2;
-    }
-    memcpy(&memory, address, sizeof memory);
-    memory = realloc(memory, wanted * size);
-    if (memory == NULL) {
-        return fail_as(STATUS_OUT_OF_MEMORY,
-            "out of host memory: no room for %zu elements of %zu bytes to train a "
-            "vocabulary",
-            wanted, size);
-    }
-    memcpy(address, &memory, sizeof memory);
-    *capacity = wanted;
-    return STATUS_OK;
-}
-#define RESERVE(pointer, capacity, count) reserve(&(pointer), &(capacity), count, sizeof *(pointer))
-
 /* ---- words and how often they are there ---- */
 
 struct word {

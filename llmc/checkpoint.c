@@ -393,15 +393,7 @@ static int64_t step_of_name(const char *name) {
 }
 
 static enum status add_step(struct step_list *list, int64_t step) {
-    if (list->count == list->capacity) {
-        size_t wanted = list->capacity * 2 + 16;
-        int64_t *grown = realloc(list->steps, wanted * sizeof *grown);
-        if (grown == NULL) {
-            return fail_as(STATUS_OUT_OF_MEMORY, "out of host memory: a list of %zu checkpoints", wanted);
-        }
-        list->steps = grown;
-        list->capacity = wanted;
-    }
+    CHECK(RESERVE(list->steps, list->capacity, list->count + 1));
     list->steps[list->count++] = step;
     return STATUS_OK;
 }

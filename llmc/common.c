@@ -155,15 +155,29 @@ uint16_t float_to_f16(float value) {
 
 /* ---- memory ---- */
 
+static enum status fail_without_room(size_t count, size_t size) {
+    return fail_as(
+        STATUS_OUT_OF_MEMORY, "out of host memory: no room for %zu elements of %zu bytes", count, size);
+}
+
 enum status allocate(void **out, size_t count, size_t size) {
     size_t bytes;
     bool overflow = __builtin_mul_overflow(count, size, &bytes);
     void *memory = overflow ? NULL : calloc(bytes > 0 ? bytes : 1, 1);
     memcpy(out, &memory, sizeof memory); /* *out is a pointer of any type: no aliasing through void * */
+    return memory != NULL ? STATUS_OK : fail_without_room(count, size);
+}
+
+enum status grow(void **array, size_t *capacity, size_t count, size_t size) {
+    size_t doubled = *capacity > 0 ? 2 * *capacity : 4, wanted = count > doubled ? count : doubled, bytes;
+    void *memory;
+    memcpy(&memory, array, sizeof memory); /* as in allocate */
+    memory = __builtin_mul_overflow(wanted, size, &bytes) ? NULL : realloc(memory, bytes);
     if (memory == NULL) {
-        return fail_as(
-            STATUS_OUT_OF_MEMORY, "out of host memory: no room for %zu elements of %zu bytes", count, size);
+        return fail_without_room(wanted, size);
     }
+    memcpy(array, &memory, sizeof memory);
+    *capacity = wanted;
     return STATUS_OK;
 }
 
@@ -221,13 +235,7 @@ enum status stream_read_all(int file, const char *name, uint8_t **data, size_t *
             goto cleanup;
         }
         if (used == capacity - 1) {
-            capacity = capacity * 2 + 4096;
-            uint8_t *grown = realloc(buffer, capacity);
-            if (grown == NULL) {
-                status = fail_as(STATUS_OUT_OF_MEMORY, "%s: out of host memory at %zu bytes", name, used);
-                goto cleanup;
-            }
-            buffer = grown;
+            CHECK_CLEANUP(RESERVE(buffer, capacity, capacity + 4096));
         }
     }
     buffer[used] = 0;

@@ -75,6 +75,12 @@ uint16_t float_to_f16(float value);
 /* Zeroed memory for `count` elements of `size` bytes into *out; a count of 0 gives a valid pointer. */
 enum status allocate(void **out, size_t count, size_t size);
 #define ALLOCATE(pointer, count) allocate((void **)&(pointer), (size_t)(count), sizeof *(pointer))
+/* Room for `count` elements in an array that grows, NULL with a capacity of 0 at first: where there is not enough, the
+   capacity is at least doubled. What is new is not zeroed. After a failure the array is as it was. */
+#define RESERVE(array, capacity, count)                                                                      \
+    ((size_t)(count) <= (capacity) ? STATUS_OK                                                               \
+                                   : grow((void **)&(array), &(capacity), (size_t)(count), sizeof *(array)))
+enum status grow(void **array, size_t *capacity, size_t count, size_t size);
 char *string_copy(const char *text); /* malloc'ed; NULL with the message set when memory is out */
 
 /* Files. Errors name the path and the system's reason. What is read whole has a 0 at data[bytes], the caller frees it, and

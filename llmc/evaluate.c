@@ -206,7 +206,8 @@ struct scoring {
     int longest;            /* of them */
     int64_t *owner;         /* (batch): ending of each sequence */
     struct ending *endings; /* of all questions of this rank, in order */
-    int64_t count, capacity;
+    int64_t count;
+    size_t capacity;
 };
 
 /* Rows are padded to a multiple, so that batches have few different shapes. */
@@ -243,15 +244,7 @@ static void clear_batch(struct scoring *s) {
 }
 
 static enum status add_ending(struct scoring *s, int64_t question, bool right) {
-    if (s->count == s->capacity) {
-        int64_t capacity = 2 * s->capacity + 1024;
-        struct ending *grown = realloc(s->endings, (size_t)capacity * sizeof *grown);
-        if (grown == NULL) {
-            return fail_as(STATUS_OUT_OF_MEMORY, "out of host memory: %" PRId64 " endings", capacity);
-        }
-        s->endings = grown;
-        s->capacity = capacity;
-    }
+    CHECK(RESERVE(s->endings, s->capacity, s->count + 1));
     s->endings[s->count++] = (struct ending){question, right, 0.0, 0};
     return STATUS_OK;
 }

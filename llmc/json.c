@@ -219,20 +219,10 @@ static enum status parse_string(struct reader *r, char **out, size_t *bytes) {
 
 /* Room for one more element, a null for now; with_key: and its key, NULL for now. */
 static enum status add_item(struct json *container, size_t *capacity, bool with_key) {
-    if (container->count == *capacity) {
-        size_t wanted = *capacity == 0 ? 4 : *capacity * 2;
-        struct json *items = realloc(container->items, wanted * sizeof *items);
-        if (items != NULL) {
-            container->items = items;
-        }
-        char **keys = with_key ? realloc(container->keys, wanted * sizeof *keys) : NULL;
-        if (keys != NULL) {
-            container->keys = keys;
-        }
-        if (items == NULL || (with_key && keys == NULL)) {
-            return fail_as(STATUS_OUT_OF_MEMORY, "out of host memory: JSON of %zu elements", wanted);
-        }
-        *capacity = wanted;
+    size_t key_capacity = *capacity;
+    CHECK(RESERVE(container->items, *capacity, container->count + 1));
+    if (with_key) {
+        CHECK(RESERVE(container->keys, key_capacity, container->count + 1));
     }
     memset(&container->items[container->count], 0, sizeof *container->items);
     if (with_key) {
@@ -463,15 +453,9 @@ static void append(struct json_writer *w, const char *text, size_t bytes) {
     if (w->failed) {
         return;
     }
-    if (w->capacity - w->bytes <= bytes) { /* always room for a final zero */
-        size_t wanted = (w->bytes + bytes) * 2 + 256;
-        char *grown = realloc(w->text, wanted);
-        if (grown == NULL) {
-            w->failed = true;
-            return;
-        }
-        w->text = grown;
-        w->capacity = wanted;
+    if (RESERVE(w->text, w->capacity, w->bytes + bytes + 1) != STATUS_OK) { /* always room for a final zero */
+        w->failed = true;
+        return;
     }
     memcpy(w->text + w->bytes, text, bytes);
     w->bytes += bytes;

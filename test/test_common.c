@@ -80,6 +80,28 @@ static void test_allocate_refuses_sizes_that_overflow(void) {
     EXPECT(ALLOCATE(numbers, negative) == STATUS_OUT_OF_MEMORY);
 }
 
+static void test_an_array_that_grows_keeps_what_it_holds_and_is_not_grown_for_each_element(void) {
+    int64_t *numbers = NULL;
+    size_t capacity = 0, grown = 0;
+    for (size_t i = 0; i < 1000; i++) {
+        size_t capacity_before = capacity;
+        EXPECT(RESERVE(numbers, capacity, i + 1) == STATUS_OK && capacity > i);
+        grown += capacity > capacity_before;
+        numbers[i] = (int64_t)i * i;
+    }
+    EXPECT(grown < 10);
+    EXPECT(RESERVE(numbers, capacity, 100000) == STATUS_OK && capacity >= 100000);
+    for (int64_t i = 0; i < 1000; i++) {
+        EXPECT(numbers[i] == i * i);
+    }
+    const int64_t *before = numbers;
+    size_t capacity_before = capacity;
+    volatile size_t count = SIZE_MAX / 8 + 2;
+    EXPECT(RESERVE(numbers, capacity, count) == STATUS_OUT_OF_MEMORY);
+    EXPECT(numbers == before && capacity == capacity_before);
+    free(numbers);
+}
+
 /* ---- element types ---- */
 
 static void test_dtype_names_are_those_of_safetensors(void) {
@@ -357,6 +379,7 @@ int main(void) {
     RUN(test_each_thread_has_its_own_message);
     RUN(test_allocate_gives_zeroed_memory_and_a_pointer_for_nothing);
     RUN(test_allocate_refuses_sizes_that_overflow);
+    RUN(test_an_array_that_grows_keeps_what_it_holds_and_is_not_grown_for_each_element);
     RUN(test_dtype_names_are_those_of_safetensors);
     RUN(test_every_16_bit_float_reads_as_its_definition_says_and_survives_the_round_trip);
     RUN(test_floats_round_to_the_nearest_16_bit_float_ties_to_even);

@@ -39,7 +39,8 @@ struct matmul_plans {
     bool autotune;
     void *workspace;
     struct plan *plan;
-    int count, capacity;
+    int count;
+    size_t capacity;
     char cache_path[1024]; /* "": there is none */
 };
 
@@ -364,15 +365,7 @@ static enum status plan_find(struct backend *b, struct plan **out, const struct 
             return STATUS_OK;
         }
     }
-    if (plans->count == plans->capacity) {
-        int capacity = plans->capacity == 0 ? 64 : 2 * plans->capacity;
-        struct plan *grown = (struct plan *)realloc(plans->plan, (size_t)capacity * sizeof *grown);
-        if (grown == NULL) {
-            return fail_as(STATUS_OUT_OF_MEMORY, "out of host memory for %d matrix product plans", capacity);
-        }
-        plans->plan = grown;
-        plans->capacity = capacity;
-    }
+    CHECK(RESERVE(plans->plan, plans->capacity, plans->count + 1));
     struct plan *plan = &plans->plan[plans->count];
     memset(plan, 0, sizeof *plan);
     enum status status = plan_make(b, plan, p);
