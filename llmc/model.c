@@ -39,7 +39,7 @@ const char *const buffer_names[BUFFER_KINDS] = {"residual in", "norm 1", "norm 1
     "attention", "attention logsumexp", "attention saved", "residual mid", "norm 2", "norm 2 mean",
     "norm 2 rstd", "before gelu", "gelu", "final residual", "final norm", "final norm mean",
     "final norm rstd", "logits chunk", "losses", "branch", "residual gradient", "branch gradient",
-    "wide gradient", "attention workspace", "tokens", "targets", "loss"};
+    "wide gradient", "attention workspace", "tokens", "targets"};
 
 static int training_seq_len(const struct model_options *options) {
     return options->seq_len > 0 ? options->seq_len : options->config.seq_len;
@@ -109,8 +109,6 @@ static double wanted_bytes(enum buffer_id id, const struct model_options *option
     case TOKENS:
     case TARGETS:
         return rows * sizeof(int32_t);
-    case ONE_LOSS:
-        return statistic;
     case BUFFER_KINDS:
         break;
     }
@@ -397,10 +395,10 @@ static enum status forward(
         c->channels);
 }
 
-/* FINAL_NORM to the losses, in chunks of rows; with `backward` also to D_BRANCH (gradient of FINAL_NORM) and the token
+/* FINAL_NORM to LOSSES, in chunks of rows; with `backward` also to D_BRANCH (gradient of FINAL_NORM) and the token
    embedding's gradient. */
-static enum status head(struct model *m, const int32_t *targets, int64_t rows, void *loss_sum, bool backward,
-    double d_loss, bool accumulate) {
+static enum status head(
+    struct model *m, const int32_t *targets, int64_t rows, bool backward, double d_loss, bool accumulate) {
     struct backend *b = m->backend;
     const struct model_config *c = &m->options.config;
     const void *weight = parameter(m, TOKEN_EMBEDDING, 0);
@@ -424,7 +422,7 @@ static enum status head(struct model *m, const int32_t *targets, int64_t rows, v
                 m->buffers[LOGITS], in, n, c->channels, padded_vocab, accumulate || first > 0));
         }
     }
-    return b->sum(b, loss_sum, m->buffers[LOSSES], rows);
+    return STATUS_OK;
 }
 
 /* ---- backward ---- */
@@ -524,7 +522,8 @@ enum status model_forward_backward(struct model *m, const int32_t *tokens, const
     int64_t rows = (int64_t)batch * seq_len;
     CHECK(forward(m, tokens, batch, seq_len, hooks));
     CHECK(before_gradients(hooks, 0));
-    CHECK(head(m, targets, rows, loss_sum, true, d_loss, accumulate));
+    CHECK(head(m, targets, rows, true, d_loss, accumulate));
+    CHECK(b->sum(b, loss_sum, m->buffers[LOSSES], rows));
     CHECK(b->layernorm_backward(b, m->buffers[D_RESIDUAL], gradient(m, FINAL_NORM_WEIGHT, 0),
         gradient(m, FINAL_NORM_BIAS, 0), m->buffers[D_BRANCH], m->buffers[FINAL_RESIDUAL],
         parameter(m, FINAL_NORM_WEIGHT, 0), m->buffers[FINAL_NORM_MEAN], m->buffers[FINAL_NORM_RSTD], rows,
@@ -538,19 +537,13 @@ enum status model_forward_backward(struct model *m, const int32_t *tokens, const
     return gradients_ready(hooks, 0);
 }
 
-enum status model_loss(struct model *m, const int32_t *tokens, const int32_t *targets, int batch, int seq_len,
-    void *loss_sum, const struct model_hooks *hooks) {
-    CHECK(forward(m, tokens, batch, seq_len, hooks));
-    return head(m, targets, (int64_t)batch * seq_len, loss_sum, false, 0.0, false);
-}
-
 enum status model_token_losses(struct model *m, const int32_t *tokens, const int32_t *targets, int batch,
     int seq_len, double *losses, const struct model_hooks *hooks) {
     struct backend *b = m->backend;
     enum dtype dtype = b->profile.statistic_dtype;
     int64_t rows = (int64_t)batch * seq_len;
-    CHECK(b->set_zero(b, m->buffers[ONE_LOSS], dtype_bytes(dtype)));
-    CHECK(model_loss(m, tokens, targets, batch, seq_len, m->buffers[ONE_LOSS], hooks));
+    CHECK(forward(m, tokens, batch, seq_len, hooks));
+    CHECK(head(m, targets, rows, false, 0.0, false));
     CHECK(b->copy_to_host(b, m->host_losses, m->buffers[LOSSES], (size_t)rows * dtype_bytes(dtype)));
     for (int64_t i = 0; i < rows; i++) {
         losses[i] = dtype == DTYPE_F64 ? ((const double *)m->host_losses)[i]

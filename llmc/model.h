@@ -106,7 +106,7 @@ struct model_options {
     int layer_gradients;  /* buffers (2 or more) for layers to take turns in; 0: each has its own gradients */
     int64_t logits_bytes; /* most that one chunk of logits may take */
     int ranks;            /* for the layout's padding */
-    bool forward_only; /* no gradients, nothing kept for backward: model_loss and model_token_losses alone */
+    bool forward_only;    /* no gradients, nothing kept for backward: for model_token_losses and decoders */
 };
 
 /* Called by forward before a bucket's parameters are read, by backward before a bucket's gradients are written and when
@@ -159,7 +159,6 @@ enum buffer_id {
     ATTENTION_WORKSPACE,
     TOKENS,
     TARGETS,
-    ONE_LOSS,
     BUFFER_KINDS
 };
 extern const char *const buffer_names[BUFFER_KINDS];
@@ -194,17 +193,12 @@ int64_t model_gradient_elements(const struct layout *layout, int layer_gradients
 enum status model_initialize(
     struct model *model, struct tensor out, int64_t first, int64_t count, uint64_t seed);
 
-/* Tokens and targets are (B,T) int32 on the host, with batch <= micro_batch and seq_len <= options.seq_len; loss sums
-   are one element of statistic dtype in the backend's memory. */
+/* Tokens and targets are (B,T) int32 on the host, with batch <= micro_batch and seq_len <= options.seq_len. */
 
-/* One micro-step: adds the sum of token losses to *loss_sum and writes (or adds, with accumulate) the gradients of
-   d_loss * that sum. */
+/* One micro-step: adds the sum of token losses to *loss_sum, one element of statistic dtype in the backend's memory, and
+   writes (or adds, with accumulate) the gradients of d_loss * that sum. */
 enum status model_forward_backward(struct model *model, const int32_t *tokens, const int32_t *targets,
     int batch, int seq_len, double d_loss, bool accumulate, void *loss_sum, const struct model_hooks *hooks);
-
-/* Forward alone: adds the sum of token losses to *loss_sum. */
-enum status model_loss(struct model *model, const int32_t *tokens, const int32_t *targets, int batch,
-    int seq_len, void *loss_sum, const struct model_hooks *hooks);
 
 /* Forward alone: the loss of every token, losses (B,T) on the host, 0 without a target. */
 enum status model_token_losses(struct model *model, const int32_t *tokens, const int32_t *targets, int batch,
