@@ -1,8 +1,8 @@
 /* How the ranks of a run find each other over TCP. Rank 0 listens at an address that all know; the others connect, say
    who they are, and are let in or told why not:
 
-     hello    magic, the run's token, number of ranks, own rank     HELLO_BYTES, to rank 0
-     answer   let in or not, and a line that says why               ANSWER_BYTES, to the other
+     hello    magic, the run's token, number of ranks, own rank              to rank 0
+     answer   let in, or not and a line that says why; later: all are there  to the other
 
    Rank 0 lets in a peer that knows the token, counts the same number of ranks and has a number that is still free; it
    hangs up on anything else, however long or slow, without waiting for it. Once all are there it listens no more. */
