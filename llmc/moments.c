@@ -26,14 +26,6 @@ static void tensor_name(char name[TENSOR_NAME_BYTES], int moment, int bucket) {
 
 /* ---- writing ---- */
 
-/* The piece of a bucket that this rank stores: what ZeRO 1 keeps. */
-static void stored_piece(const struct optimizer *o, int bucket, int64_t *first, int64_t *count) {
-    const struct bucket *b = &model_get_layout(o->model)->bucket[bucket];
-    int64_t piece = b->padded_count / o->comm->ranks;
-    *first = min_i64(piece * o->comm->rank, b->count);
-    *count = min_i64(piece, b->count - *first);
-}
-
 /* The file's entries, with their names in `names`, and the first element of each bucket. */
 static void describe_file(const struct optimizer *o, struct safetensors_entry *entries,
     char (*names)[TENSOR_NAME_BYTES], int64_t *bucket_first) {
@@ -42,7 +34,7 @@ static void describe_file(const struct optimizer *o, struct safetensors_entry *e
     entries[0] = (struct safetensors_entry){names[0], DTYPE_I64, 1, {buckets}, 0, 0};
     for (int b = 0; b < buckets; b++) {
         int64_t count;
-        stored_piece(o, b, &bucket_first[b], &count);
+        optimizer_piece(o, b, &bucket_first[b], &count);
         for (int moment = 0; moment < 2; moment++) {
             int i = 1 + 2 * b + moment;
             tensor_name(names[i], moment, b);
@@ -87,7 +79,7 @@ static enum status write_data(
     CHECK(safetensors_write(w, bucket_first, (size_t)buckets * sizeof *bucket_first));
     for (int b = 0; b < buckets; b++) {
         int64_t first, count;
-        stored_piece(o, b, &first, &count);
+        optimizer_piece(o, b, &first, &count);
         for (int moment = 0; moment < 2; moment++) {
             CHECK(write_range(w, o, moment, b, first, count, piece));
         }

@@ -1,6 +1,6 @@
 /* The optimizer's moments on disk: a safetensors file a rank, optimizer-00000-of-00008.safetensors. Every rank
    stores one piece of each bucket, also under ZeRO 0 where it could store all; the pieces of all ranks make up the
-   bucket. So any number of ranks and either stage can read what any other wrote.
+   bucket. So any number of ranks, under any stage, can read what any other wrote.
 
    Of bucket b the file holds elements [bucket_first[b], bucket_first[b] + n):
      bucket_first                          I64 (buckets)

@@ -34,8 +34,7 @@ static int control_slot(const struct optimizer *o) {
     return 2 * bucket_count(o);
 }
 
-/* The rank's piece of a bucket, whatever the stage. */
-static void rank_piece(const struct optimizer *o, int bucket, int64_t *first, int64_t *count) {
+void optimizer_piece(const struct optimizer *o, int bucket, int64_t *first, int64_t *count) {
     const struct bucket *k = get_bucket(o, bucket);
     int64_t piece = k->padded_count / o->comm->ranks;
     *first = min_i64(piece * o->comm->rank, k->count);
@@ -47,7 +46,7 @@ void optimizer_shard(const struct optimizer *o, int bucket, int64_t *first, int6
         *first = 0;
         *count = get_bucket(o, bucket)->count;
     } else {
-        rank_piece(o, bucket, first, count);
+        optimizer_piece(o, bucket, first, count);
     }
 }
 
@@ -298,7 +297,7 @@ enum status optimizer_step(
     CHECK(b->mark(b, MARK_BACKWARD_DONE));
     for (int i = bucket_count(o) - 1; i >= 0; i--) { /* in the order in which backward started them */
         int64_t first, count;
-        rank_piece(o, i, &first, &count);
+        optimizer_piece(o, i, &first, &count);
         CHECK(collect(o, i));
         CHECK(
             b->sum_squares(b, control_at(o, CONTROL_NORM_SQUARED), reduced_gradients_at(o, i, first), count));
@@ -353,7 +352,7 @@ enum status optimizer_export_bucket(struct optimizer *o, int bucket, float *host
     int64_t piece = k->padded_count / ranks, part = min_i64(OPTIMIZER_STAGING_ELEMENTS / ranks, piece);
     int64_t shard_first, shard_count, own_first, own_count;
     optimizer_shard(o, bucket, &shard_first, &shard_count);
-    rank_piece(o, bucket, &own_first, &own_count);
+    optimizer_piece(o, bucket, &own_first, &own_count);
     struct tensor staging = {o->staging, DTYPE_F32};
     CHECK(o->comm->wait(o->comm, gather_slot(bucket)));
     for (int64_t at = 0; at < piece; at += part) {

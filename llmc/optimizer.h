@@ -67,7 +67,9 @@ void optimizer_free(struct optimizer *optimizer);
 /* Do gradients go between ranks through buffers of a smaller type? */
 bool optimizer_narrows(enum dtype reduce_dtype, enum dtype gradient_dtype, int ranks);
 
-/* This rank's part of bucket b, relative to the bucket. */
+/* This rank's equal piece of a bucket, in elements relative to the bucket: what it adds to the norm, and stores. */
+void optimizer_piece(const struct optimizer *optimizer, int bucket, int64_t *first, int64_t *count);
+/* What it keeps and updates: under ZeRO 0 the whole bucket, else its piece. */
 void optimizer_shard(const struct optimizer *optimizer, int bucket, int64_t *first, int64_t *count);
 
 /* Masters and parameters from the seed. */
