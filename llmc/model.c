@@ -41,10 +41,6 @@ const char *const buffer_names[BUFFER_KINDS] = {"residual in", "norm 1", "norm 1
     "final norm rstd", "logits chunk", "losses", "branch", "residual gradient", "branch gradient",
     "wide gradient", "attention workspace", "tokens", "targets"};
 
-static int training_seq_len(const struct model_options *options) {
-    return options->seq_len > 0 ? options->seq_len : options->config.seq_len;
-}
-
 static struct attention_shape attention_shape(const struct model_config *c, int batch, int seq_len) {
     struct attention_shape shape = {batch, seq_len, c->heads, c->kv_heads, model_head_dim(c)};
     return shape;
@@ -60,9 +56,10 @@ static int64_t logits_rows(const struct model_options *options, int64_t rows, si
 }
 
 /* In double: exact for every size that a machine can have, and no option is large enough to overflow it. */
-static double wanted_bytes(enum buffer_id id, const struct model_options *options, int seq_len,
-    const struct backend_profile *device) {
+static double wanted_bytes(
+    enum buffer_id id, const struct model_options *options, const struct backend_profile *device) {
     const struct model_config *c = &options->config;
+    int seq_len = model_seq_len(options);
     double rows = (double)options->micro_batch * seq_len;
     double activation = (double)dtype_bytes(device->activation_dtype);
     double statistic = (double)dtype_bytes(device->statistic_dtype);
@@ -115,11 +112,11 @@ static double wanted_bytes(enum buffer_id id, const struct model_options *option
     return 0;
 }
 
-size_t buffer_bytes(enum buffer_id id, const struct model_options *options, int seq_len,
-    const struct backend_profile *device) {
+size_t buffer_bytes(
+    enum buffer_id id, const struct model_options *options, const struct backend_profile *device) {
     /* more than any machine has, and still small enough that the buffers of all layers add up in 64 bits */
     const double beyond_all_memory = (double)(UINT64_C(1) << 48);
-    return (size_t)fmin(wanted_bytes(id, options, seq_len, device), beyond_all_memory);
+    return (size_t)round_up((int64_t)fmin(wanted_bytes(id, options, device), beyond_all_memory), 256);
 }
 
 int buffer_copies(enum buffer_id id, const struct model_options *options) {
@@ -172,9 +169,7 @@ static void *activation_at(const struct model *m, enum buffer_id id, int64_t ind
 static enum status allocate_buffers(struct model *m) {
     struct backend *b = m->backend;
     for (int id = 0; id < BUFFER_KINDS; id++) {
-        size_t bytes =
-            buffer_bytes((enum buffer_id)id, &m->options, training_seq_len(&m->options), &b->profile);
-        bytes = (size_t)round_up((int64_t)bytes, 256);
+        size_t bytes = buffer_bytes((enum buffer_id)id, &m->options, &b->profile);
         int copies = buffer_copies((enum buffer_id)id, &m->options);
         m->copy_bytes[id] = copies > 1 ? bytes : 0;
         if (bytes > 0) {
@@ -190,13 +185,13 @@ static enum status allocate_buffers(struct model *m) {
         CHECK(b->memory_allocate(b, &m->gradients.data, gradient_bytes));
         CHECK(b->set_zero(b, m->gradients.data, gradient_bytes));
     }
-    return allocate(&m->host_losses, (size_t)m->options.micro_batch * (size_t)training_seq_len(&m->options),
+    return allocate(&m->host_losses, (size_t)m->options.micro_batch * (size_t)model_seq_len(&m->options),
         dtype_bytes(b->profile.statistic_dtype));
 }
 
 enum status model_create(struct model **out, struct backend *backend, const struct model_options *options) {
     CHECK(model_config_check(&options->config));
-    if (training_seq_len(options) > options->config.seq_len) {
+    if (model_seq_len(options) > options->config.seq_len) {
         return fail(
             "--seq-len %d is over the model's %d positions", options->seq_len, options->config.seq_len);
     }
@@ -362,11 +357,10 @@ static enum status forward(
     struct backend *b = m->backend;
     const struct model_config *c = &m->options.config;
     int64_t rows = (int64_t)batch * seq_len;
-    if (batch < 1 || batch > m->options.micro_batch || seq_len < 1 ||
-        seq_len > training_seq_len(&m->options)) {
+    if (batch < 1 || batch > m->options.micro_batch || seq_len < 1 || seq_len > model_seq_len(&m->options)) {
         return fail(
             "a batch of %d sequences of %d tokens does not fit the model's buffers, made for %d of %d", batch,
-            seq_len, m->options.micro_batch, training_seq_len(&m->options));
+            seq_len, m->options.micro_batch, model_seq_len(&m->options));
     }
     CHECK(b->copy_to_device(b, m->buffers[TOKENS], tokens, (size_t)rows * sizeof *tokens));
     CHECK(before_parameters(hooks, 0));
@@ -404,7 +398,7 @@ static enum status head(
     const void *weight = parameter(m, TOKEN_EMBEDDING, 0);
     int padded_vocab = model_padded_vocab(c);
     struct tensor no_bias = {NULL, m->gradients.dtype};
-    int64_t full_rows = (int64_t)m->options.micro_batch * training_seq_len(&m->options);
+    int64_t full_rows = (int64_t)m->options.micro_batch * model_seq_len(&m->options);
     int64_t chunk_rows = logits_rows(&m->options, full_rows, dtype_bytes(b->profile.activation_dtype));
     CHECK(b->copy_to_device(b, m->buffers[TARGETS], targets, (size_t)rows * sizeof *targets));
     for (int64_t first = 0; first < rows; first += chunk_rows) {

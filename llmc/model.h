@@ -109,6 +109,11 @@ struct model_options {
     bool forward_only;    /* no gradients, nothing kept for backward: for model_token_losses and decoders */
 };
 
+/* The longest sequence that the model takes. */
+static inline int model_seq_len(const struct model_options *options) {
+    return options->seq_len > 0 ? options->seq_len : options->config.seq_len;
+}
+
 /* Called by forward before a bucket's parameters are read, by backward before a bucket's gradients are written and when
    they are final for this micro-step (a layer's: by the next layer's attention). Each may be NULL. */
 struct model_hooks {
@@ -163,10 +168,9 @@ enum buffer_id {
 };
 extern const char *const buffer_names[BUFFER_KINDS];
 
-/* Bytes of one copy, and the number of copies (layers, or 1), for a micro-batch of options->micro_batch sequences of
-   `seq_len` tokens. */
-size_t buffer_bytes(enum buffer_id id, const struct model_options *options, int seq_len,
-    const struct backend_profile *device);
+/* Bytes of one copy, a multiple of 256, and the number of copies (layers, or 1). */
+size_t buffer_bytes(
+    enum buffer_id id, const struct model_options *options, const struct backend_profile *device);
 int buffer_copies(enum buffer_id id, const struct model_options *options);
 enum buffer_group buffer_group(enum buffer_id id);
 

@@ -6,15 +6,57 @@
 #include "metrics.h"
 #include "optimizer.h"
 
+/* All copies. */
+static uint64_t bytes_of(int id, const struct model_options *options, const struct backend_profile *device) {
+    enum buffer_id buffer = (enum buffer_id)id;
+    return (uint64_t)buffer_bytes(buffer, options, device) * (uint64_t)buffer_copies(buffer, options);
+}
+
+/* Of all of the model's buffers. */
 static uint64_t activation_bytes(const struct model_options *options, const struct backend_profile *device) {
     uint64_t bytes = 0;
-    int seq_len = options->seq_len > 0 ? options->seq_len : options->config.seq_len;
     for (int id = 0; id < BUFFER_KINDS; id++) {
-        size_t one =
-            (size_t)round_up((int64_t)buffer_bytes((enum buffer_id)id, options, seq_len, device), 256);
-        bytes += (uint64_t)one * (uint64_t)buffer_copies((enum buffer_id)id, options);
+        bytes += bytes_of(id, options, device);
     }
     return bytes;
+}
+
+/* All that is not one of the model's buffers. */
+static void plan_states(struct plan *plan, const struct plan_options *options, const struct layout *layout) {
+    const struct model_options *model = &options->model;
+    const struct backend_profile *device = &options->device;
+    uint64_t elements = (uint64_t)layout->total;
+    uint64_t states = options->zero_stage == 0 ? elements : elements / (uint64_t)model->ranks;
+    plan->parameters = layout->parameters;
+    plan->parameter_bytes = elements * dtype_bytes(device->parameter_dtype);
+    uint64_t gradients = (uint64_t)model_gradient_elements(layout, model->layer_gradients);
+    gradients += options->zero_stage == 2 ? states : 0;
+    plan->gradient_bytes = gradients * dtype_bytes(model->gradient_dtype);
+    if (optimizer_narrows(options->reduce_dtype, model->gradient_dtype, model->ranks)) {
+        uint64_t largest = (uint64_t)max_i64(layout->bucket[0].padded_count, layout->bucket[1].padded_count);
+        plan->wire_bytes = 2 * largest * dtype_bytes(options->reduce_dtype);
+    }
+    plan->moment_bytes = states * 2 * dtype_bytes(device->statistic_dtype);
+    plan->master_bytes =
+        device->master_dtype == device->parameter_dtype ? 0 : states * dtype_bytes(device->master_dtype);
+    plan->staging_bytes = OPTIMIZER_STAGING_ELEMENTS * sizeof(float);
+    plan->decoder_bytes = options->samples ? decoder_bytes(&model->config, device, 1, model->seq_len) : 0;
+    plan->device_workspace_bytes = device->workspace_bytes + (model->ranks > 1 ? device->comm_bytes : 0);
+}
+
+/* The largest micro-batch with which the buffers fit into so many bytes, by bisection: chunks make them not quite linear. */
+static int largest_micro_batch(const struct plan_options *options, uint64_t bytes) {
+    struct model_options model = options->model;
+    int low = 0, high = 1 << 20;
+    while (low < high) {
+        model.micro_batch = low + (high - low + 1) / 2;
+        if (activation_bytes(&model, &options->device) <= bytes) {
+            low = model.micro_batch;
+        } else {
+            high = model.micro_batch - 1;
+        }
+    }
+    return low;
 }
 
 enum status plan_make(struct plan *plan, const struct plan_options *options) {
@@ -24,34 +66,15 @@ enum status plan_make(struct plan *plan, const struct plan_options *options) {
     CHECK(model_config_check(&model->config));
     struct layout layout;
     CHECK(layout_init(&layout, &model->config, model->ranks));
-    uint64_t elements = (uint64_t)layout.total;
-    uint64_t states = options->zero_stage == 0 ? elements : elements / (uint64_t)model->ranks;
-    plan->parameters = layout.parameters;
-
-    plan->parameter_bytes = elements * dtype_bytes(device->parameter_dtype);
-    uint64_t gradients = (uint64_t)model_gradient_elements(&layout, model->layer_gradients);
-    gradients += options->zero_stage == 2 ? states : 0;
-    plan->gradient_bytes = gradients * dtype_bytes(model->gradient_dtype);
-    if (optimizer_narrows(options->reduce_dtype, model->gradient_dtype, model->ranks)) {
-        uint64_t largest = (uint64_t)max_i64(layout.bucket[0].padded_count, layout.bucket[1].padded_count);
-        plan->wire_bytes = 2 * largest * dtype_bytes(options->reduce_dtype);
-    }
-    plan->moment_bytes = states * 2 * dtype_bytes(device->statistic_dtype);
-    plan->master_bytes =
-        device->master_dtype == device->parameter_dtype ? 0 : states * dtype_bytes(device->master_dtype);
-    plan->staging_bytes = OPTIMIZER_STAGING_ELEMENTS * sizeof(float);
-    plan->decoder_bytes = options->samples ? decoder_bytes(&model->config, device, 1, model->seq_len) : 0;
+    plan_states(plan, options, &layout);
     layout_free(&layout);
-    plan->device_workspace_bytes = device->workspace_bytes + (model->ranks > 1 ? device->comm_bytes : 0);
     plan->group_bytes[BUFFER_PARAMETERS] = plan->parameter_bytes;
     plan->group_bytes[BUFFER_GRADIENTS] = plan->gradient_bytes;
     plan->group_bytes[BUFFER_OPTIMIZER] = plan->moment_bytes + plan->master_bytes;
     plan->group_bytes[BUFFER_WORKSPACE] =
         plan->staging_bytes + plan->decoder_bytes + plan->wire_bytes + plan->device_workspace_bytes;
-    int seq_len = model->seq_len > 0 ? model->seq_len : model->config.seq_len;
     for (int id = 0; id < BUFFER_KINDS; id++) {
-        size_t one = (size_t)round_up((int64_t)buffer_bytes((enum buffer_id)id, model, seq_len, device), 256);
-        plan->buffer_bytes[id] = (uint64_t)one * (uint64_t)buffer_copies((enum buffer_id)id, model);
+        plan->buffer_bytes[id] = bytes_of(id, model, device);
         plan->group_bytes[buffer_group((enum buffer_id)id)] += plan->buffer_bytes[id];
     }
     for (int g = 0; g < BUFFER_GROUPS; g++) {
@@ -60,20 +83,11 @@ enum status plan_make(struct plan *plan, const struct plan_options *options) {
 
     struct model_options more = *model;
     more.micro_batch = model->micro_batch + 1;
-    uint64_t now = activation_bytes(model, device);
+    uint64_t now = activation_bytes(model, device), fixed = plan->total_bytes - now;
     plan->sequence_bytes = activation_bytes(&more, device) - now;
-    uint64_t fixed = plan->total_bytes - now;
-    /* the largest that fits, by bisection: chunks make the bytes not quite linear */
-    int low = 0, high = 1 << 20;
-    while (options->device_bytes > 0 && low < high) {
-        more.micro_batch = low + (high - low + 1) / 2;
-        if (fixed + activation_bytes(&more, device) <= options->device_bytes) {
-            low = more.micro_batch;
-        } else {
-            high = more.micro_batch - 1;
-        }
+    if (options->device_bytes >= fixed) {
+        plan->largest_micro_batch = largest_micro_batch(options, options->device_bytes - fixed);
     }
-    plan->largest_micro_batch = low;
     return STATUS_OK;
 }
 
@@ -142,11 +156,10 @@ void plan_print(FILE *out, const struct plan *plan, const struct plan_options *o
     const struct model_options *model = &options->model;
     const struct backend_profile *device = &options->device;
     char text[32], remark[128];
-    int seq_len = model->seq_len > 0 ? model->seq_len : model->config.seq_len;
     format_count(text, sizeof text, (double)plan->parameters);
     fprintf(out,
         "memory plan for one of %d rank%s: %s parameters, micro-batch %d x %d tokens, recompute %s\n",
-        model->ranks, model->ranks == 1 ? "" : "s", text, model->micro_batch, seq_len,
+        model->ranks, model->ranks == 1 ? "" : "s", text, model->micro_batch, model_seq_len(model),
         recompute_names[model->recompute]);
     print_line(out, "parameters", plan->parameter_bytes, dtype_name(device->parameter_dtype));
     snprintf(remark, sizeof remark, "%s%s", dtype_name(model->gradient_dtype),
