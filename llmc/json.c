@@ -428,15 +428,6 @@ enum status json_get_integer(const struct json *object, const char *key, int64_t
     return STATUS_OK;
 }
 
-enum status json_get_number(const struct json *object, const char *key, double *value, const char *name) {
-    const struct json *member = get_typed(object, key, JSON_NUMBER, "number", name);
-    if (member == NULL) {
-        return STATUS_ERROR;
-    }
-    *value = member->number;
-    return STATUS_OK;
-}
-
 enum status json_get_string(
     const struct json *object, const char *key, const char **value, const char *name) {
     const struct json *member = get_typed(object, key, JSON_STRING, "string", name);

@@ -33,7 +33,6 @@ const struct json *json_get(const struct json *object, const char *key); /* NULL
 /* Members that must be there and of the right type and range; messages name `name` and key. */
 enum status json_get_integer(const struct json *object, const char *key, int64_t least, int64_t most,
     int64_t *value, const char *name);
-enum status json_get_number(const struct json *object, const char *key, double *value, const char *name);
 enum status json_get_string(const struct json *object, const char *key, const char **value, const char *name);
 
 /* A growing text buffer; out of memory is remembered and told by json_writer_finish. */

@@ -106,12 +106,9 @@ static const struct json *row_of(const struct json *report, const char *name) {
 }
 
 static double number_of(const struct json *row, const char *key) {
-    double value = NAN;
-    EXPECT(row != NULL);
-    if (row != NULL) {
-        EXPECT_OK(json_get_number(row, key, &value, "row"));
-    }
-    return value;
+    const struct json *value = json_get(row, key);
+    EXPECT(value != NULL && value->type == JSON_NUMBER);
+    return value != NULL ? value->number : (double)NAN;
 }
 
 static void expect_product(

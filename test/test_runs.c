@@ -62,14 +62,14 @@ static void read_event(struct outcome *o, const char *line, size_t bytes) {
     bool step = strcmp(type, "step") == 0, evaluation = strcmp(type, "eval") == 0;
     if ((step || evaluation) && o->events < MAX_EVENTS) {
         int64_t number = 0;
-        double loss = NAN, norm = 0;
+        const struct json *loss = json_get(json, "loss"), *norm = json_get(json, "norm");
         EXPECT(json_get_integer(json, "step", 1, STEPS, &number, "log.jsonl") == STATUS_OK);
-        EXPECT(json_get_number(json, "loss", &loss, "log.jsonl") == STATUS_OK);
-        EXPECT(!step || json_get_number(json, "norm", &norm, "log.jsonl") == STATUS_OK);
+        EXPECT(loss != NULL && loss->type == JSON_NUMBER);
+        EXPECT(!step || (norm != NULL && norm->type == JSON_NUMBER));
         o->event[o->events].evaluation = evaluation;
         o->event[o->events].step = number;
-        o->event[o->events].loss = loss;
-        o->event[o->events++].norm = norm;
+        o->event[o->events].loss = loss != NULL ? loss->number : (double)NAN;
+        o->event[o->events++].norm = norm != NULL ? norm->number : 0;
     }
     json_free(json);
 }
