@@ -2,51 +2,13 @@
    owns every string; a half-read tree is always in a state that clear_value can free. */
 #include "json.h"
 
+#include "utf8.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 
 enum { MAX_DEPTH = 64, QUOTED_BYTES = 100 /* of a key in a message */ };
-
-/* ---- UTF-8 (RFC 3629) ---- */
-
-/* Bytes of the well-formed character at text[0, bytes), bytes > 0; 0 if there is none. */
-static size_t utf8_length(const char *text, size_t bytes) {
-    const uint8_t *c = (const uint8_t *)text;
-    size_t length = c[0] < 0x80   ? 1
-                    : c[0] < 0xc2 ? 0
-                    : c[0] < 0xe0 ? 2
-                    : c[0] < 0xf0 ? 3
-                    : c[0] < 0xf5 ? 4
-                                  : 0;
-    if (length == 0 || length > bytes) {
-        return 0;
-    }
-    for (size_t i = 1; i < length; i++) {
-        if ((c[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-    }
-    bool overlong = (c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xf0 && c[1] < 0x90);
-    bool surrogate = c[0] == 0xed && c[1] >= 0xa0;
-    bool beyond_unicode = c[0] == 0xf4 && c[1] >= 0x90;
-    return overlong || surrogate || beyond_unicode ? 0 : length;
-}
-
-/* Writes a code point that is no surrogate; returns its bytes. */
-static size_t utf8_encode(char out[4], uint32_t code) {
-    if (code < 0x80) {
-        out[0] = (char)code;
-        return 1;
-    }
-    size_t length = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    for (size_t i = length - 1; i > 0; i--) {
-        out[i] = (char)(0x80 | (code & 0x3f));
-        code >>= 6;
-    }
-    out[0] = (char)((0xf00 >> length & 0xf0) | code);
-    return length;
-}
 
 /* ---- reader ---- */
 
@@ -201,11 +163,12 @@ static enum status parse_string(struct reader *r, char **out, size_t *bytes) {
             used += utf8_encode(string + used, code);
             continue;
         }
-        size_t length = utf8_length(r->text + r->at, r->bytes - r->at);
+        uint32_t code;
+        size_t length = utf8_decode(r->text + r->at, r->bytes - r->at, &code);
         if (length == 0) {
             return fail_at(r, r->at, "a string that is not UTF-8");
         }
-        if ((uint8_t)r->text[r->at] < 0x20) {
+        if (code < 0x20) {
             return fail_at(r, r->at, "a control character in a string");
         }
         memcpy(string + used, r->text + r->at, length);
@@ -498,19 +461,19 @@ static void end_container(struct json_writer *w, const char *bracket) {
 static void append_quoted(struct json_writer *w, const char *text, size_t bytes) {
     append_text(w, "\"");
     for (size_t i = 0; i < bytes;) {
-        size_t length = utf8_length(text + i, bytes - i);
-        unsigned char c = (unsigned char)text[i];
+        uint32_t code;
+        size_t length = utf8_decode(text + i, bytes - i, &code);
         if (length == 0) {
             append_text(w, "\xef\xbf\xbd"); /* U+FFFD, the replacement character, for each bad byte */
             length = 1;
-        } else if (c == '"' || c == '\\') {
+        } else if (code == '"' || code == '\\') {
             append(w, "\\", 1);
             append(w, text + i, 1);
-        } else if (c == '\n') {
+        } else if (code == '\n') {
             append_text(w, "\\n");
-        } else if (c < 0x20) {
+        } else if (code < 0x20) {
             char escape[8];
-            snprintf(escape, sizeof escape, "\\u%04x", c);
+            snprintf(escape, sizeof escape, "\\u%04x", (unsigned)code);
             append_text(w, escape);
         } else {
             append(w, text + i, length);

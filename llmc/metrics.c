@@ -4,6 +4,8 @@
    go until the rest fits into the terminal, and a bar takes the room that is left. */
 #include "metrics.h"
 
+#include "utf8.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -298,25 +300,10 @@ static void show_step(struct metrics_log *log, const struct step_metrics *step) 
 
 /* Bytes of the UTF-8 character at text, 0 if it is none or a control character: a model may write anything, and a
    terminal obeys what it is sent. */
-static size_t printable_bytes(const unsigned char *text, size_t bytes) {
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000}; /* of a character of so many bytes */
-    unsigned char first = text[0];
-    if (first < 0x80) {
-        return first >= 0x20 && first != 0x7f ? 1 : 0;
-    }
-    size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-    if (first < 0xc0 || first >= 0xf8 || length > bytes) {
-        return 0;
-    }
-    uint32_t code = first & (0x7fu >> length);
-    for (size_t i = 1; i < length; i++) {
-        if ((text[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-        code = code << 6 | (text[i] & 0x3fu);
-    }
-    bool valid = code >= least[length] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
-    return valid && code >= 0xa0 ? length : 0;
+static size_t printable_bytes(const char *text, size_t bytes) {
+    uint32_t code;
+    size_t length = utf8_decode(text, bytes, &code);
+    return length > 0 && code >= 0x20 && (code < 0x7f || code >= 0xa0) ? length : 0;
 }
 
 /* The text in lines with a margin; what cannot be printed becomes a question mark, a tab a space. */
@@ -329,7 +316,7 @@ static enum status print_sample(struct metrics_log *log, int64_t step, const cha
     for (size_t at = 0; at < bytes; at++) { /* one line; past its newline */
         size_t length = strlen(strcpy(line, margin));
         while (at < bytes && text[at] != '\n') {
-            size_t printable = printable_bytes((const unsigned char *)text + at, bytes - at);
+            size_t printable = printable_bytes(text + at, bytes - at);
             size_t taken = printable > 0 ? printable : 1;
             memcpy(line + length, printable > 0 ? text + at : text[at] == '\t' ? " " : "?", taken);
             length += taken;

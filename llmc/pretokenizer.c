@@ -3,43 +3,23 @@
 #include "pretokenizer.h"
 
 #include "unicode_tables.h"
-
-#include <stdbool.h>
+#include "utf8.h"
 
 enum { LONGEST_CHAR = 4 };
 
-/* Class and bytes of the character of two to four bytes at text[0, bytes), or of one byte if there is none. */
-static enum char_class read_long_char(const uint8_t *text, size_t bytes, size_t *length) {
-    static const uint32_t least_code[LONGEST_CHAR + 1] = {0, 0, 0x80, 0x800, 0x10000};
-    *length = 1;
-    if (text[0] < 0xc2 || text[0] > 0xf4) {
-        return CLASS_BROKEN;
-    }
-    size_t count = text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : 4;
-    if (count > bytes) {
-        return CLASS_BROKEN;
-    }
-    uint32_t code = text[0] & (0x7fu >> count);
-    for (size_t i = 1; i < count; i++) {
-        if ((text[i] & 0xc0) != 0x80) {
-            return CLASS_BROKEN;
-        }
-        code = code << 6 | (text[i] & 0x3f);
-    }
-    if (code < least_code[count] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) {
-        return CLASS_BROKEN;
-    }
-    *length = count;
-    return unicode_class(code);
-}
-
-/* Class and bytes of the character at text[0, bytes), bytes > 0. */
+/* Class and bytes of the character at text[0, bytes), bytes > 0; of one byte if there is none. */
 static inline enum char_class read_char(const uint8_t *text, size_t bytes, size_t *length) {
+    uint32_t code;
     if (text[0] < 0x80) {
         *length = 1;
         return (enum char_class)ascii_classes[text[0]];
     }
-    return read_long_char(text, bytes, length);
+    *length = utf8_decode((const char *)text, bytes, &code);
+    if (*length == 0) {
+        *length = 1;
+        return CLASS_BROKEN;
+    }
+    return unicode_class(code);
 }
 
 /* Where the word that goes on at text[at] ends: before the first character of another class than its first's. */
