@@ -6,10 +6,24 @@
 #include <stdlib.h>
 
 /* Linear layers by name and pass; then the rest. */
-enum { LINEAR_LAYERS = 6, LINEAR_PASSES = 3 };
-static const char *const linear_layers[LINEAR_LAYERS] = {
-    "qkv", "projection", "mlp up", "mlp down", "head", "other"};
-static const char *const linear_passes[LINEAR_PASSES] = {"forward", "input gradient", "weight gradient"};
+enum linear_layer {
+    QKV_LAYER,
+    PROJECTION_LAYER,
+    UP_LAYER,
+    DOWN_LAYER,
+    HEAD_LAYER,
+    OTHER_LAYER,
+    LINEAR_LAYERS
+};
+enum linear_pass { FORWARD_PASS, INPUT_PASS, WEIGHT_PASS, LINEAR_PASSES };
+static const char *const linear_layers[LINEAR_LAYERS] = {[QKV_LAYER] = "qkv",
+    [PROJECTION_LAYER] = "projection",
+    [UP_LAYER] = "mlp up",
+    [DOWN_LAYER] = "mlp down",
+    [HEAD_LAYER] = "head",
+    [OTHER_LAYER] = "other"};
+static const char *const linear_passes[LINEAR_PASSES] = {
+    [FORWARD_PASS] = "forward", [INPUT_PASS] = "input gradient", [WEIGHT_PASS] = "weight gradient"};
 
 enum row_id {
     LINEAR_ROWS = LINEAR_LAYERS * LINEAR_PASSES, /* rows before this one are the linear layers' products */
@@ -36,10 +50,6 @@ struct row {
     int64_t calls;
 };
 
-struct span {
-    int row; /* marks 2 i and 2 i + 1 around it, i its place */
-};
-
 enum { SPANS = PROFILE_MARKS / 2 - 1 }; /* the last two marks: the step's */
 enum { STEP_BEGIN = PROFILE_MARKS - 2, STEP_END = PROFILE_MARKS - 1 };
 
@@ -51,7 +61,7 @@ struct profile {
     struct model_config config;
     const void *head_weight;
     struct row rows[ROWS];
-    struct span spans[SPANS];
+    int spans[SPANS]; /* the row of span i, which lies between marks 2 i and 2 i + 1 */
     int span_count;
     bool measuring;
     int steps;
@@ -78,7 +88,7 @@ static enum status collect(struct profile *p) {
     for (int i = 0; i < p->span_count; i++) {
         double milliseconds;
         CHECK(p->inner->elapsed(p->inner, 2 * i, 2 * i + 1, &milliseconds));
-        p->rows[p->spans[i].row].milliseconds += milliseconds;
+        p->rows[p->spans[i]].milliseconds += milliseconds;
     }
     p->span_count = 0;
     return STATUS_OK;
@@ -94,7 +104,7 @@ static enum status begin(struct profile *p, int row, double flops, double bytes)
     char name[64];
     row_name(row, name, sizeof name);
     p->inner->range_begin(p->inner, name);
-    p->spans[p->span_count].row = row;
+    p->spans[p->span_count] = row;
     p->rows[row].calls++;
     p->rows[row].flops += flops;
     p->rows[row].bytes += bytes;
@@ -180,19 +190,14 @@ static enum status gelu_forward(struct backend *b, void *out, const void *in, in
 
 /* The layer is told by its shape, but for the head, which alone has no bias and shows its weight that way. */
 static int linear_row(
-    const struct profile *p, int in_features, int out_features, const void *weight, int pass) {
-    int layer = LINEAR_LAYERS - 1, channels = p->config.channels;
-    if (weight == p->head_weight) {
-        layer = 4;
-    } else if (in_features == 4 * channels) {
-        layer = 3;
-    } else if (out_features == model_qkv_features(&p->config)) {
-        layer = 0;
-    } else if (out_features == channels) {
-        layer = 1;
-    } else if (out_features == 4 * channels) {
-        layer = 2;
-    }
+    const struct profile *p, int in_features, int out_features, const void *weight, enum linear_pass pass) {
+    int channels = p->config.channels;
+    enum linear_layer layer = weight == p->head_weight                         ? HEAD_LAYER
+                              : in_features == 4 * channels                    ? DOWN_LAYER
+                              : out_features == model_qkv_features(&p->config) ? QKV_LAYER
+                              : out_features == channels                       ? PROJECTION_LAYER
+                              : out_features == 4 * channels                   ? UP_LAYER
+                                                                               : OTHER_LAYER;
     return layer * LINEAR_PASSES + pass;
 }
 
@@ -210,7 +215,7 @@ static enum status linear_forward(struct backend *b, void *out, void *pre_gelu, 
     if (bias == NULL) {
         p->head_weight = weight;
     }
-    MEASURED(linear_row(p, in_features, out_features, weight, 0),
+    MEASURED(linear_row(p, in_features, out_features, weight, FORWARD_PASS),
         2.0 * (double)rows * in_features * out_features, 0.0,
         p->inner->linear_forward(
             p->inner, out, pre_gelu, in, weight, bias, rows, in_features, out_features, epilogue));
@@ -219,7 +224,7 @@ static enum status linear_forward(struct backend *b, void *out, void *pre_gelu, 
 static enum status linear_backward_input(struct backend *b, void *d_in, const void *d_out, const void *weight,
     const void *pre_gelu, int64_t rows, int in_features, int out_features) {
     struct profile *p = of(b);
-    MEASURED(linear_row(p, in_features, out_features, weight, 1),
+    MEASURED(linear_row(p, in_features, out_features, weight, INPUT_PASS),
         2.0 * (double)rows * in_features * out_features, 0.0,
         p->inner->linear_backward_input(
             p->inner, d_in, d_out, weight, pre_gelu, rows, in_features, out_features));
@@ -230,7 +235,7 @@ static enum status linear_backward_parameters(struct backend *b, struct tensor d
     struct profile *p = of(b);
     struct tensor none = {NULL, d_bias.dtype};
     const void *weight = d_bias.data == NULL ? p->head_weight : NULL;
-    CHECK(begin(p, linear_row(p, in_features, out_features, weight, 2),
+    CHECK(begin(p, linear_row(p, in_features, out_features, weight, WEIGHT_PASS),
         2.0 * (double)rows * in_features * out_features, 0.0));
     CHECK(end(p, p->inner->linear_backward_parameters(
                      p->inner, d_weight, none, d_out, in, rows, in_features, out_features, accumulate)));
