@@ -17,13 +17,6 @@ struct header {
 };
 enum { MAGIC = 0x50504c46, VERSION = 1, MOST_BYTES = sizeof(struct header) + 2 * BUFFER_TOKENS * 2 + 8 };
 
-static uint64_t digest_of(const void *data, size_t bytes) {
-    struct xxh64 checksum;
-    xxh64_init(&checksum);
-    xxh64_update(&checksum, data, bytes);
-    return xxh64_digest(&checksum);
-}
-
 enum status progress_save(
     const char *folder, const struct progress *progress, const struct output *const outputs[2]) {
     char path[PATH_MAX], temporary[PATH_MAX];
@@ -40,7 +33,7 @@ enum status progress_save(
         bytes += buffer_bytes;
     }
     memcpy(data, &header, sizeof header);
-    uint64_t digest = digest_of(data, bytes);
+    uint64_t digest = xxh64_of(data, bytes);
     memcpy(data + bytes, &digest, sizeof digest);
     enum status status = file_write_all(temporary, data, bytes + sizeof digest);
     free(data);
@@ -75,7 +68,7 @@ static enum status parse(const uint8_t *data, size_t bytes, const char *path, st
                  (p->side == 0 || p->side == 1) && p->offset >= 0 && p->line >= 0 && p->skipped >= 0;
     size_t buffers = sound ? 2 * (size_t)(p->outputs[0].buffered + p->outputs[1].buffered) : 0;
     if (!sound || bytes != sizeof header + buffers + sizeof digest ||
-        digest != digest_of(data, bytes - sizeof digest)) {
+        digest != xxh64_of(data, bytes - sizeof digest)) {
         return fail("%s: is damaged; %s", path, remedy);
     }
     const uint8_t *at = data + sizeof header;

@@ -241,10 +241,7 @@ static enum status write_text(struct saving *s, const char *name, const char *te
 
 static enum status write_and_add_checksum(
     struct saving *s, const char *name, const char *text, size_t bytes) {
-    struct xxh64 checksum;
-    xxh64_init(&checksum);
-    xxh64_update(&checksum, text, bytes);
-    add_checksum(s, xxh64_digest(&checksum), name);
+    add_checksum(s, xxh64_of(text, bytes), name);
     return write_text(s, name, text, bytes);
 }
 

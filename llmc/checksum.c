@@ -113,6 +113,13 @@ uint64_t xxh64_digest(const struct xxh64 *state) {
     return hash ^ hash >> 32;
 }
 
+uint64_t xxh64_of(const void *data, size_t bytes) {
+    struct xxh64 state;
+    xxh64_init(&state);
+    xxh64_update(&state, data, bytes);
+    return xxh64_digest(&state);
+}
+
 enum status xxh64_file(const char *path, uint64_t *digest) {
     enum status status = STATUS_OK;
     uint8_t *piece = NULL;

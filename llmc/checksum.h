@@ -18,6 +18,8 @@ struct xxh64 {
 void xxh64_init(struct xxh64 *state);
 void xxh64_update(struct xxh64 *state, const void *data, size_t bytes);
 uint64_t xxh64_digest(const struct xxh64 *state);
+/* The whole at once. */
+uint64_t xxh64_of(const void *data, size_t bytes);
 /* Of a regular file; errors name it and the system's reason. */
 enum status xxh64_file(const char *path, uint64_t *digest);
 

@@ -77,10 +77,7 @@ static void try_progress(const uint8_t *data, size_t bytes, bool mend) {
     require(ALLOCATE(copy, bytes) == STATUS_OK);
     memcpy(copy, data, bytes);
     if (mend && bytes >= sizeof(uint64_t)) {
-        struct xxh64 sum;
-        xxh64_init(&sum);
-        xxh64_update(&sum, copy, bytes - sizeof(uint64_t));
-        uint64_t digest = xxh64_digest(&sum);
+        uint64_t digest = xxh64_of(copy, bytes - sizeof(uint64_t));
         memcpy(copy + bytes - sizeof digest, &digest, sizeof digest);
     }
     snprintf(path, sizeof path, "%s/prepare.progress", folder);

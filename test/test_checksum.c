@@ -6,13 +6,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static uint64_t checksum(const void *data, size_t bytes) {
-    struct xxh64 state;
-    xxh64_init(&state);
-    xxh64_update(&state, data, bytes);
-    return xxh64_digest(&state);
-}
-
 /* The buffer of xxHash's own sanity check: the top bytes of p, p q, p q^2, ... for two of its primes. */
 static void fill_sanity_buffer(uint8_t *buffer, size_t bytes) {
     uint64_t generator = 2654435761u;
@@ -33,7 +26,7 @@ static void test_published_values(void) {
         {"Nobody inspects the spammish repetition", UINT64_C(0xFBCEA83C8A378BF1)},
     };
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        EXPECT(checksum(texts[i].text, strlen(texts[i].text)) == texts[i].expected);
+        EXPECT(xxh64_of(texts[i].text, strlen(texts[i].text)) == texts[i].expected);
     }
     /* lengths that end in each of the tails: none, bytes, 4-byte and 8-byte words, stripes */
     static const struct {
@@ -49,7 +42,7 @@ static void test_published_values(void) {
     uint8_t buffer[222];
     fill_sanity_buffer(buffer, sizeof buffer);
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        EXPECT(checksum(buffer, lengths[i].bytes) == lengths[i].expected);
+        EXPECT(xxh64_of(buffer, lengths[i].bytes) == lengths[i].expected);
     }
 }
 
@@ -71,10 +64,10 @@ static void test_pieces_of_any_size_give_the_checksum_of_the_whole(void) {
 static void test_every_flipped_bit_changes_it(void) {
     uint8_t buffer[77];
     fill_sanity_buffer(buffer, sizeof buffer);
-    uint64_t right = checksum(buffer, sizeof buffer);
+    uint64_t right = xxh64_of(buffer, sizeof buffer);
     for (size_t bit = 0; bit < 8 * sizeof buffer; bit++) {
         buffer[bit / 8] ^= (uint8_t)(1 << bit % 8);
-        EXPECT(checksum(buffer, sizeof buffer) != right);
+        EXPECT(xxh64_of(buffer, sizeof buffer) != right);
         buffer[bit / 8] ^= (uint8_t)(1 << bit % 8);
     }
 }
@@ -92,7 +85,7 @@ static void test_a_file_has_the_checksum_of_its_bytes(void) {
     EXPECT(file_write_all(path, buffer, bytes) == STATUS_OK);
     uint64_t digest = 0;
     EXPECT(xxh64_file(path, &digest) == STATUS_OK);
-    EXPECT(digest == checksum(buffer, bytes));
+    EXPECT(digest == xxh64_of(buffer, bytes));
     free(buffer);
     unlink(path);
     EXPECT(xxh64_file(path, &digest) == STATUS_ERROR);
