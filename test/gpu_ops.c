@@ -9,6 +9,7 @@
 #include "../attention/attention.h"
 #include "../llmc/backend.h"
 #include "../llmc/random.h"
+#include "control.h"
 #include "test.h"
 
 #include <dirent.h>
@@ -874,54 +875,24 @@ static void test_sums_add_every_element_once_at_any_length_and_offset(void) {
     gpu->memory_free(gpu, sum);
 }
 
-/* The control block after step_control, from the GPU and from the reference. */
-static void check_step_control(
-    double loss_sum, double norm_squared, double steps, struct step_limits limits) {
-    struct values *control = new_values(CONTROL_COUNT, DTYPE_F32);
-    for (int i = 0; i < CONTROL_COUNT; i++) {
-        control->cpu[i] = NAN;
-    }
-    control->cpu[CONTROL_LOSS_SUM] = loss_sum;
-    control->cpu[CONTROL_NORM_SQUARED] = norm_squared;
-    control->cpu[CONTROL_OPTIMIZER_STEP] = steps;
-    upload(control);
-    must(gpu->step_control(gpu, control->gpu.data, &limits));
-    must(cpu->step_control(cpu, control->cpu, &limits));
-    double *got = download(control);
-    for (int i = 0; i < CONTROL_COUNT; i++) {
-        double expected = control->cpu[i];
-        EXPECT((isnan(got[i]) && isnan(expected)) || got[i] == expected ||
-               fabs(got[i] - expected) <= 1e-6 * fabs(expected));
-    }
-    free(got);
-    release_values();
-}
-
 static void test_step_control_decides_as_the_reference(void) {
-    struct step_limits limits = {1000, 1.0, INFINITY, INFINITY, 0.9, 0.95};
-    check_step_control(4000, 0.25, 0, limits);
-    check_step_control(4000, 9, 41, limits);
-    check_step_control(4000, 9, 1000000, limits);
-    check_step_control(NAN, 9, 3, limits);
-    check_step_control(4000, NAN, 3, limits);
-    check_step_control(4000, INFINITY, 3, limits);
-    check_step_control(-INFINITY, 4, 3, limits);
-    limits.clip = 0;
-    check_step_control(4000, 9, 3, limits);
-    limits.loss_limit = 3.5;
-    check_step_control(4000, 9, 3, limits);
-    check_step_control(3000, 9, 3, limits);
-    limits.norm_limit = 2.5;
-    check_step_control(3000, 9, 3, limits);
+    for (int i = 0; i < CONTROL_CASES; i++) {
+        const struct control_case *c = &control_cases[i];
+        struct values *control = new_values(CONTROL_COUNT, DTYPE_F32);
+        control_before(control->cpu, c);
+        upload(control);
+        must(gpu->step_control(gpu, control->gpu.data, &c->limits));
+        must(cpu->step_control(cpu, control->cpu, &c->limits));
+        double *got = download(control);
+        expect_same_control(got, control->cpu);
+        free(got);
+        release_values();
+    }
 }
 
 static struct values *control_values(bool apply) {
     struct values *control = new_values(CONTROL_COUNT, DTYPE_F32);
-    control->cpu[CONTROL_SCALE] = 0.7;
-    control->cpu[CONTROL_APPLY] = apply;
-    control->cpu[CONTROL_OPTIMIZER_STEP] = 3;
-    control->cpu[CONTROL_CORRECTION1] = 1 - pow(0.9, 3);
-    control->cpu[CONTROL_CORRECTION2] = 1 - pow(0.95, 3);
+    control_of_step_3(control->cpu, apply);
     upload(control);
     return control;
 }

@@ -8,6 +8,7 @@
 
 #include "llmc/cuda/cuda.cuh"
 #include "llmc/random.h"
+#include "test/control.h"
 #include "test/test.h"
 
 #include <set>
@@ -420,44 +421,24 @@ static void test_sums_add_every_element_once_at_any_length_and_offset() {
     check_sums(optimizer_ops::SUM_AHEAD * round + 3, 1, DTYPE_BF16);
 }
 
-static void check_step_control(double loss_sum, double norm_squared, double steps, step_limits limits) {
-    values control(CONTROL_COUNT, DTYPE_F32);
-    control.reference[CONTROL_LOSS_SUM] = loss_sum;
-    control.reference[CONTROL_NORM_SQUARED] = norm_squared;
-    control.reference[CONTROL_OPTIMIZER_STEP] = steps;
-    control.upload();
-    run({&control}, [&] { return gpu->step_control(gpu, control.data(), &limits); });
-    must(cpu_f64->step_control(cpu_f64, control.ref(), &limits));
-    for (size_t i = 0; i < CONTROL_COUNT; i++) {
-        double got = control.get(i), expected = control.reference[i];
-        EXPECT((isnan(got) && isnan(expected)) || got == expected ||
-               fabs(got - expected) <= 1e-6 * fabs(expected));
+static void test_step_control_decides_as_the_reference() {
+    for (const control_case &c : control_cases) {
+        values control(CONTROL_COUNT, DTYPE_F32);
+        control_before(control.ref(), &c);
+        control.upload();
+        run({&control}, [&] { return gpu->step_control(gpu, control.data(), &c.limits); });
+        must(cpu_f64->step_control(cpu_f64, control.ref(), &c.limits));
+        double got[CONTROL_COUNT];
+        for (size_t i = 0; i < CONTROL_COUNT; i++) {
+            got[i] = control.get(i);
+        }
+        expect_same_control(got, control.ref());
     }
 }
 
-static void test_step_control_decides_as_the_reference() {
-    step_limits limits = {1000, 1.0, INFINITY, INFINITY, 0.9, 0.95};
-    check_step_control(4000, 0.25, 0, limits);
-    check_step_control(4000, 9, 41, limits);
-    check_step_control(NAN, 9, 3, limits);
-    check_step_control(4000, NAN, 3, limits);
-    check_step_control(4000, INFINITY, 3, limits);
-    check_step_control(-INFINITY, 4, 3, limits);
-    limits.clip = 0;
-    limits.loss_limit = 3.5;
-    check_step_control(4000, 9, 3, limits);
-    check_step_control(3000, 9, 3, limits);
-    limits.norm_limit = 2.5;
-    check_step_control(3000, 9, 3, limits);
-}
-
-static values control_of_step_3(bool apply) {
+static values control_values(bool apply) {
     values control(CONTROL_COUNT, DTYPE_F32);
-    control.reference[CONTROL_SCALE] = 0.7;
-    control.reference[CONTROL_APPLY] = apply;
-    control.reference[CONTROL_OPTIMIZER_STEP] = 3;
-    control.reference[CONTROL_CORRECTION1] = 1 - pow(0.9, 3);
-    control.reference[CONTROL_CORRECTION2] = 1 - pow(0.95, 3);
+    control_of_step_3(control.ref(), apply);
     control.upload();
     return control;
 }
@@ -466,7 +447,7 @@ static void check_adamw(
     int64_t count, int64_t decay_count, enum dtype gradient, bool has_masters, bool apply) {
     const adamw_options options = {3e-3, 0.9, 0.95, 1e-8, 0.1};
     const double weight_size = 0.02, gradient_size = 1e-3;
-    values control = control_of_step_3(apply);
+    values control = control_values(apply);
     values parameters(count, DTYPE_BF16, 0, weight_size), master(count, DTYPE_F32, 0, weight_size);
     values first_moment(count, DTYPE_F32, 0, gradient_size), second_moment(count, DTYPE_F32);
     values gradients(count, gradient, 0, gradient_size);
@@ -507,7 +488,7 @@ static void test_adamw_matches_reference() {
 
 static void test_stochastic_rounding_is_right_on_average() {
     enum { COUNT = 20000 };
-    values control = control_of_step_3(true), parameters(COUNT, DTYPE_BF16);
+    values control = control_values(true), parameters(COUNT, DTYPE_BF16);
     values master(COUNT, DTYPE_F32, 1.0 + 0.3 / 128, 0); /* 3 tenths of the way from one bf16 to the next */
     values moments(COUNT, DTYPE_F32, 0, 0), gradients(COUNT, DTYPE_F32, 0, 0);
     adamw_options still = {0, 0.9, 0.95, 1e-8, 0}; /* learning rate 0: the masters stay */
