@@ -32,13 +32,6 @@ enum { MAX_VALUES = 64 };
 static struct values pool[MAX_VALUES];
 static int pool_count;
 
-static void must(enum status status) {
-    if (status != STATUS_OK) {
-        printf("    %s\n", error_message());
-        test_failures_in_this_++;
-    }
-}
-
 static void *host_memory(size_t count, size_t size) {
     void *memory;
     if (allocate(&memory, count, size) != STATUS_OK) {
@@ -92,7 +85,7 @@ static void upload(struct values *v) {
     void *bits = host_memory((size_t)v->count, 4);
     encode(bits, v->cpu, v->gpu.dtype, v->count);
     decode(v->cpu, bits, v->gpu.dtype, v->count); /* the reference works on what was rounded */
-    must(gpu->copy_to_device(gpu, v->gpu.data, bits, (size_t)v->count * dtype_bytes(v->gpu.dtype)));
+    EXPECT_OK(gpu->copy_to_device(gpu, v->gpu.data, bits, (size_t)v->count * dtype_bytes(v->gpu.dtype)));
     free(bits);
 }
 
@@ -122,7 +115,7 @@ static void poison(struct values *v) {
     size_t bytes = (size_t)v->count * dtype_bytes(v->gpu.dtype);
     void *ones = host_memory(bytes, 1);
     memset(ones, 0xFF, bytes); /* a NaN in every float dtype */
-    must(gpu->copy_to_device(gpu, v->gpu.data, ones, bytes));
+    EXPECT_OK(gpu->copy_to_device(gpu, v->gpu.data, ones, bytes));
     free(ones);
     for (int64_t i = 0; i < v->count; i++) {
         v->cpu[i] = NAN;
@@ -138,7 +131,7 @@ static struct values *output_values(int64_t count, enum dtype dtype) {
 static double *download(const struct values *v) {
     void *bits = host_memory((size_t)v->count, 4);
     double *host = host_memory((size_t)v->count, sizeof *host);
-    must(gpu->copy_to_host(gpu, bits, v->gpu.data, (size_t)v->count * dtype_bytes(v->gpu.dtype)));
+    EXPECT_OK(gpu->copy_to_host(gpu, bits, v->gpu.data, (size_t)v->count * dtype_bytes(v->gpu.dtype)));
     decode(host, bits, v->gpu.dtype, v->count);
     free(bits);
     return host;
@@ -153,7 +146,7 @@ static void adopt(struct values *v) {
 
 static int32_t *device_tokens(const int32_t *host, int64_t count) {
     int32_t *tokens = device_memory((size_t)count * sizeof *tokens);
-    must(gpu->copy_to_device(gpu, tokens, host, (size_t)count * sizeof *tokens));
+    EXPECT_OK(gpu->copy_to_device(gpu, tokens, host, (size_t)count * sizeof *tokens));
     return tokens;
 }
 
@@ -163,7 +156,7 @@ static int32_t *device_tokens(const int32_t *host, int64_t count) {
 static void *snapshot(const struct values *v) {
     size_t bytes = (size_t)v->count * dtype_bytes(v->gpu.dtype);
     void *bits = host_memory(bytes, 1);
-    must(gpu->copy_to_host(gpu, bits, v->gpu.data, bytes));
+    EXPECT_OK(gpu->copy_to_host(gpu, bits, v->gpu.data, bytes));
     return bits;
 }
 
@@ -249,13 +242,13 @@ static void test_copies_return_what_was_sent_even_if_the_buffer_is_reused_at_onc
     }
     void *a = device_memory(bytes), *b = device_memory(bytes);
     memcpy(back, sent, bytes);
-    must(gpu->copy_to_device(gpu, a, back, bytes));
+    EXPECT_OK(gpu->copy_to_device(gpu, a, back, bytes));
     memset(back, 0, bytes);
-    must(gpu->copy(gpu, b, a, bytes));
-    must(gpu->set_zero(gpu, a, bytes));
-    must(gpu->copy_to_host(gpu, back, b, bytes));
+    EXPECT_OK(gpu->copy(gpu, b, a, bytes));
+    EXPECT_OK(gpu->set_zero(gpu, a, bytes));
+    EXPECT_OK(gpu->copy_to_host(gpu, back, b, bytes));
     EXPECT(memcmp(sent, back, bytes) == 0);
-    must(gpu->copy_to_host(gpu, back, a, bytes));
+    EXPECT_OK(gpu->copy_to_host(gpu, back, a, bytes));
     EXPECT(back[0] == 0 && memcmp(back, back + 1, bytes - 1) == 0);
     gpu->memory_free(gpu, a);
     gpu->memory_free(gpu, b);
@@ -274,9 +267,9 @@ static void test_out_of_memory_names_gpu_and_sizes(void) {
     EXPECT_CONTAINS(error_message(), "GiB asked");
     EXPECT_CONTAINS(error_message(), "--micro-batch");
     /* and everything works on */
-    must(gpu->memory_allocate(gpu, &memory, 1 << 20));
-    must(gpu->set_zero(gpu, memory, 1 << 20));
-    must(gpu->synchronize(gpu));
+    EXPECT_OK(gpu->memory_allocate(gpu, &memory, 1 << 20));
+    EXPECT_OK(gpu->set_zero(gpu, memory, 1 << 20));
+    EXPECT_OK(gpu->synchronize(gpu));
     gpu->memory_free(gpu, memory);
 }
 
@@ -300,7 +293,7 @@ static const enum dtype float_dtypes[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
 /* `count` floats made by the CPU backend's op and the GPU's: the same bits? */
 static void expect_equal_bytes(const void *device, const void *host, size_t bytes, const char *what) {
     void *got = host_memory(bytes, 1);
-    must(gpu->copy_to_host(gpu, got, device, bytes));
+    EXPECT_OK(gpu->copy_to_host(gpu, got, device, bytes));
     if (memcmp(got, host, bytes) != 0) {
         printf("    %s: not the CPU's bits\n", what);
         test_failures_in_this_++;
@@ -323,16 +316,16 @@ static void test_convert_add_and_fill_give_the_cpus_bits(void) {
             struct tensor from = {floats, DTYPE_F32}, cpu_in = {host_in, float_dtypes[a]};
             struct tensor cpu_out = {host_out, float_dtypes[b]};
             struct tensor gpu_in = {in, float_dtypes[a]}, gpu_out = {out, float_dtypes[b]};
-            must(cpu->convert(cpu, cpu_in, from, COUNT + OFFSET));
-            must(gpu->copy_to_device(gpu, in, host_in, (COUNT + OFFSET) * dtype_bytes(float_dtypes[a])));
-            must(cpu->fill(cpu, cpu_out, 0.3, COUNT + OFFSET));
-            must(gpu->fill(gpu, gpu_out, 0.3, COUNT + OFFSET));
-            must(cpu->convert(cpu, tensor_at(cpu_out, OFFSET), tensor_at(cpu_in, OFFSET), COUNT));
-            must(gpu->convert(gpu, tensor_at(gpu_out, OFFSET), tensor_at(gpu_in, OFFSET), COUNT));
+            EXPECT_OK(cpu->convert(cpu, cpu_in, from, COUNT + OFFSET));
+            EXPECT_OK(gpu->copy_to_device(gpu, in, host_in, (COUNT + OFFSET) * dtype_bytes(float_dtypes[a])));
+            EXPECT_OK(cpu->fill(cpu, cpu_out, 0.3, COUNT + OFFSET));
+            EXPECT_OK(gpu->fill(gpu, gpu_out, 0.3, COUNT + OFFSET));
+            EXPECT_OK(cpu->convert(cpu, tensor_at(cpu_out, OFFSET), tensor_at(cpu_in, OFFSET), COUNT));
+            EXPECT_OK(gpu->convert(gpu, tensor_at(gpu_out, OFFSET), tensor_at(gpu_in, OFFSET), COUNT));
             expect_equal_bytes(out, host_out, (COUNT + OFFSET) * dtype_bytes(float_dtypes[b]),
                 label("convert between dtypes", a, b, COUNT));
-            must(cpu->add(cpu, tensor_at(cpu_out, OFFSET), tensor_at(cpu_in, OFFSET), COUNT));
-            must(gpu->add(gpu, tensor_at(gpu_out, OFFSET), tensor_at(gpu_in, OFFSET), COUNT));
+            EXPECT_OK(cpu->add(cpu, tensor_at(cpu_out, OFFSET), tensor_at(cpu_in, OFFSET), COUNT));
+            EXPECT_OK(gpu->add(gpu, tensor_at(gpu_out, OFFSET), tensor_at(gpu_in, OFFSET), COUNT));
             expect_equal_bytes(out, host_out, (COUNT + OFFSET) * dtype_bytes(float_dtypes[b]),
                 label("add between dtypes", a, b, COUNT));
         }
@@ -350,9 +343,10 @@ static void test_random_normal_gives_the_cpus_bits_in_any_split(void) {
     for (int d = 0; d < 3; d++) {
         struct tensor on_cpu = {host, float_dtypes[d]}, on_gpu = {device, float_dtypes[d]};
         int64_t first = (int64_t)1 << 33;
-        must(cpu->random_normal(cpu, on_cpu, COUNT, seed, 7, first, 0.02));
-        must(gpu->random_normal(gpu, on_gpu, SPLIT, seed, 7, first, 0.02));
-        must(gpu->random_normal(gpu, tensor_at(on_gpu, SPLIT), COUNT - SPLIT, seed, 7, first + SPLIT, 0.02));
+        EXPECT_OK(cpu->random_normal(cpu, on_cpu, COUNT, seed, 7, first, 0.02));
+        EXPECT_OK(gpu->random_normal(gpu, on_gpu, SPLIT, seed, 7, first, 0.02));
+        EXPECT_OK(
+            gpu->random_normal(gpu, tensor_at(on_gpu, SPLIT), COUNT - SPLIT, seed, 7, first + SPLIT, 0.02));
         expect_equal_bytes(device, host, COUNT * dtype_bytes(float_dtypes[d]), dtype_name(float_dtypes[d]));
     }
     gpu->memory_free(gpu, device);
@@ -381,10 +375,10 @@ static void check_embedding(
     struct values *token_table = random_values((int64_t)vocab_size * channels, DTYPE_BF16, 0, 1);
     struct values *position_table = random_values((int64_t)seq_len * channels, DTYPE_BF16, 0, 1);
     struct values *out = output_values(rows * channels, DTYPE_BF16);
-    must(cpu->embedding_forward(
+    EXPECT_OK(cpu->embedding_forward(
         cpu, out->cpu, host_tokens, token_table->cpu, position_table->cpu, batch, seq_len, channels));
-    must(gpu->embedding_forward(gpu, out->gpu.data, tokens, token_table->gpu.data, position_table->gpu.data,
-        batch, seq_len, channels));
+    EXPECT_OK(gpu->embedding_forward(gpu, out->gpu.data, tokens, token_table->gpu.data,
+        position_table->gpu.data, batch, seq_len, channels));
     expect_close(out, EXACT_BF16, 0, label("embedding forward", rows, channels, vocab_size));
 
     for (int accumulate = 0; accumulate < 2; accumulate++) {
@@ -399,8 +393,8 @@ static void check_embedding(
             } else {
                 poison(d_position);
             }
-            must(gpu->embedding_backward(gpu, d_token->gpu, d_position->gpu, d_out->gpu.data, tokens, batch,
-                seq_len, channels, vocab_size, accumulate));
+            EXPECT_OK(gpu->embedding_backward(gpu, d_token->gpu, d_position->gpu, d_out->gpu.data, tokens,
+                batch, seq_len, channels, vocab_size, accumulate));
             bits[call] = snapshot(d_token);
             positions = call == 0 ? snapshot(d_position) : positions;
         }
@@ -409,8 +403,8 @@ static void check_embedding(
         expect_same_bits(d_position, positions, "d_position_table");
         struct tensor reference_token = {d_token->cpu, DTYPE_F64},
                       reference_position = {d_position->cpu, DTYPE_F64};
-        must(cpu->embedding_backward(cpu, reference_token, reference_position, d_out->cpu, host_tokens, batch,
-            seq_len, channels, vocab_size, accumulate));
+        EXPECT_OK(cpu->embedding_backward(cpu, reference_token, reference_position, d_out->cpu, host_tokens,
+            batch, seq_len, channels, vocab_size, accumulate));
         expect_close(d_token, roundings, 1e-5, label("d_token_table", rows, channels, vocab_size));
         expect_close(d_position, roundings, 1e-5, label("d_position_table", rows, channels, vocab_size));
     }
@@ -447,9 +441,9 @@ static void check_layernorm_forward(int64_t rows, int channels) {
     struct values *out = output_values(rows * channels, DTYPE_BF16);
     struct values *mean = output_values(rows, DTYPE_F32), *rstd = output_values(rows, DTYPE_F32);
 
-    must(gpu->layernorm_forward(gpu, out->gpu.data, mean->gpu.data, rstd->gpu.data, in->gpu.data,
+    EXPECT_OK(gpu->layernorm_forward(gpu, out->gpu.data, mean->gpu.data, rstd->gpu.data, in->gpu.data,
         weight->gpu.data, bias->gpu.data, rows, channels));
-    must(cpu->layernorm_forward(
+    EXPECT_OK(cpu->layernorm_forward(
         cpu, out->cpu, mean->cpu, rstd->cpu, in->cpu, weight->cpu, bias->cpu, rows, channels));
     expect_close(out, EXACT_BF16, 1e-5, label("layernorm", rows, channels, 0));
     expect_within(mean, 16, 2e-6, label("layernorm mean", rows, channels, 0));
@@ -458,12 +452,12 @@ static void check_layernorm_forward(int64_t rows, int channels) {
     poison(out);
     poison(mean);
     poison(rstd);
-    must(gpu->residual_layernorm_forward(gpu, sum->gpu.data, out->gpu.data, mean->gpu.data, rstd->gpu.data,
-        in->gpu.data, addend->gpu.data, weight->gpu.data, bias->gpu.data, rows, channels));
-    must(cpu->residual_forward(cpu, sum->cpu, in->cpu, addend->cpu, rows * channels));
+    EXPECT_OK(gpu->residual_layernorm_forward(gpu, sum->gpu.data, out->gpu.data, mean->gpu.data,
+        rstd->gpu.data, in->gpu.data, addend->gpu.data, weight->gpu.data, bias->gpu.data, rows, channels));
+    EXPECT_OK(cpu->residual_forward(cpu, sum->cpu, in->cpu, addend->cpu, rows * channels));
     expect_close(sum, EXACT_BF16, 0, label("residual sum", rows, channels, 0));
     adopt(sum);
-    must(cpu->layernorm_forward(
+    EXPECT_OK(cpu->layernorm_forward(
         cpu, out->cpu, mean->cpu, rstd->cpu, sum->cpu, weight->cpu, bias->cpu, rows, channels));
     expect_close(out, EXACT_BF16, 1e-5, label("residual + layernorm", rows, channels, 0));
     expect_within(mean, 16, 2e-6, label("residual + layernorm mean", rows, channels, 0));
@@ -475,7 +469,7 @@ static void check_layernorm_forward(int64_t rows, int channels) {
     poison(out);
     poison(mean);
     poison(rstd);
-    must(gpu->layernorm_forward(gpu, out->gpu.data, mean->gpu.data, rstd->gpu.data, sum->gpu.data,
+    EXPECT_OK(gpu->layernorm_forward(gpu, out->gpu.data, mean->gpu.data, rstd->gpu.data, sum->gpu.data,
         weight->gpu.data, bias->gpu.data, rows, channels));
     expect_same_bits(out, out_bits, label("layernorm of the stored sum", rows, channels, 0));
     expect_same_bits(mean, mean_bits, label("mean of the stored sum", rows, channels, 0));
@@ -485,11 +479,12 @@ static void check_layernorm_forward(int64_t rows, int channels) {
         upload(addend);
         struct values *to = in_place % 2 == 0 ? in : addend;
         if (in_place < 2) {
-            must(gpu->residual_layernorm_forward(gpu, to->gpu.data, out->gpu.data, mean->gpu.data,
+            EXPECT_OK(gpu->residual_layernorm_forward(gpu, to->gpu.data, out->gpu.data, mean->gpu.data,
                 rstd->gpu.data, in->gpu.data, addend->gpu.data, weight->gpu.data, bias->gpu.data, rows,
                 channels));
         } else {
-            must(gpu->residual_forward(gpu, to->gpu.data, in->gpu.data, addend->gpu.data, rows * channels));
+            EXPECT_OK(
+                gpu->residual_forward(gpu, to->gpu.data, in->gpu.data, addend->gpu.data, rows * channels));
         }
         void *in_place_bits = snapshot(to);
         EXPECT(memcmp(in_place_bits, sum_bits, (size_t)(rows * channels) * 2) == 0);
@@ -515,7 +510,7 @@ static void check_layernorm_backward(int64_t rows, int channels, enum dtype grad
     struct values *d_weight = random_values(channels, gradient, 0, 1);
     struct values *d_bias = random_values(channels, gradient, 0, 1);
     double *unused = host_memory((size_t)(rows * channels), sizeof *unused);
-    must(cpu->layernorm_forward(
+    EXPECT_OK(cpu->layernorm_forward(
         cpu, unused, mean->cpu, rstd->cpu, in->cpu, weight->cpu, weight->cpu, rows, channels));
     free(unused);
     upload(mean);
@@ -531,7 +526,7 @@ static void check_layernorm_backward(int64_t rows, int channels, enum dtype grad
                 poison(outputs[i]);
             }
         }
-        must(gpu->layernorm_backward(gpu, d_in->gpu.data, d_weight->gpu, d_bias->gpu, d_out->gpu.data,
+        EXPECT_OK(gpu->layernorm_backward(gpu, d_in->gpu.data, d_weight->gpu, d_bias->gpu, d_out->gpu.data,
             in->gpu.data, weight->gpu.data, mean->gpu.data, rstd->gpu.data, rows, channels, accumulate,
             accumulate));
         for (int i = 0; call == 0 && i < 3; i++) {
@@ -542,7 +537,7 @@ static void check_layernorm_backward(int64_t rows, int channels, enum dtype grad
         expect_same_bits(outputs[i], bits[i], label("layernorm backward", rows, channels, i));
     }
     struct tensor reference_weight = {d_weight->cpu, DTYPE_F64}, reference_bias = {d_bias->cpu, DTYPE_F64};
-    must(cpu->layernorm_backward(cpu, d_in->cpu, reference_weight, reference_bias, d_out->cpu, in->cpu,
+    EXPECT_OK(cpu->layernorm_backward(cpu, d_in->cpu, reference_weight, reference_bias, d_out->cpu, in->cpu,
         weight->cpu, mean->cpu, rstd->cpu, rows, channels, accumulate, accumulate));
     expect_close(d_in, EXACT_BF16, 1e-5, label("layernorm d_in", rows, channels, accumulate));
     expect_close(d_weight, EXACT_BF16, 1e-5, label("layernorm d_weight", rows, channels, accumulate));
@@ -591,22 +586,22 @@ static void check_linear_forward(struct linear_shape s, bool with_bias, enum lin
     void *bits = NULL;
     for (int call = 0; call < 2; call++) {
         poison(out);
-        must(gpu->linear_forward(gpu, out->gpu.data, gelu ? pre_gelu->gpu.data : NULL, in->gpu.data,
+        EXPECT_OK(gpu->linear_forward(gpu, out->gpu.data, gelu ? pre_gelu->gpu.data : NULL, in->gpu.data,
             weight->gpu.data, with_bias ? bias->gpu.data : NULL, s.rows, s.in, s.out, epilogue));
         bits = call == 0 ? snapshot(out) : bits;
     }
     expect_same_bits(out, bits, label("linear forward", s.rows, s.in, s.out));
     struct values *product = gelu ? pre_gelu : out;
-    must(cpu->linear_forward(cpu, product->cpu, NULL, in->cpu, weight->cpu, with_bias ? bias->cpu : NULL,
+    EXPECT_OK(cpu->linear_forward(cpu, product->cpu, NULL, in->cpu, weight->cpu, with_bias ? bias->cpu : NULL,
         s.rows, s.in, s.out, LINEAR_BIAS));
     expect_close(product, EXACT_BF16, 2e-5, label("linear forward", s.rows, s.in, s.out));
     if (gelu) {
         adopt(pre_gelu);
-        must(cpu->gelu_forward(cpu, out->cpu, pre_gelu->cpu, out_count));
+        EXPECT_OK(cpu->gelu_forward(cpu, out->cpu, pre_gelu->cpu, out_count));
         expect_close(out, EXACT_BF16, 1e-6, label("linear + gelu forward", s.rows, s.in, s.out));
         bits = snapshot(out);
         poison(out);
-        must(gpu->gelu_forward(gpu, out->gpu.data, pre_gelu->gpu.data, out_count));
+        EXPECT_OK(gpu->gelu_forward(gpu, out->gpu.data, pre_gelu->gpu.data, out_count));
         expect_same_bits(out, bits, label("gelu on its own", s.rows, s.in, s.out));
     }
     release_values();
@@ -629,12 +624,12 @@ static void check_linear_backward_input(struct linear_shape s, bool gelu) {
     void *bits = NULL;
     for (int call = 0; call < 2; call++) {
         poison(d_in);
-        must(gpu->linear_backward_input(gpu, d_in->gpu.data, d_out->gpu.data, weight->gpu.data,
+        EXPECT_OK(gpu->linear_backward_input(gpu, d_in->gpu.data, d_out->gpu.data, weight->gpu.data,
             gelu ? pre_gelu->gpu.data : NULL, s.rows, s.in, s.out));
         bits = call == 0 ? snapshot(d_in) : bits;
     }
     expect_same_bits(d_in, bits, label("linear d_in", s.rows, s.in, s.out));
-    must(cpu->linear_backward_input(
+    EXPECT_OK(cpu->linear_backward_input(
         cpu, d_in->cpu, d_out->cpu, weight->cpu, gelu ? pre_gelu->cpu : NULL, s.rows, s.in, s.out));
     /* the product may be rounded once more before gelu' multiplies it */
     expect_close(d_in, gelu ? 3 : EXACT_BF16, 2e-5,
@@ -665,7 +660,7 @@ static void check_linear_backward_parameters(
             poison(d_weight);
             poison(d_bias);
         }
-        must(gpu->linear_backward_parameters(gpu, d_weight->gpu, with_bias ? d_bias->gpu : none,
+        EXPECT_OK(gpu->linear_backward_parameters(gpu, d_weight->gpu, with_bias ? d_bias->gpu : none,
             d_out->gpu.data, in->gpu.data, s.rows, s.in, s.out, accumulate));
         if (call == 0) {
             weight_bits = snapshot(d_weight);
@@ -681,13 +676,13 @@ static void check_linear_backward_parameters(
         } else {
             poison(d_bias);
         }
-        must(gpu->linear_backward_parameters(
+        EXPECT_OK(gpu->linear_backward_parameters(
             gpu, none, d_bias->gpu, d_out->gpu.data, in->gpu.data, s.rows, s.in, s.out, accumulate));
         expect_same_bits(d_bias, bias_bits, label("linear d_bias alone", s.rows, s.in, s.out));
     }
     struct tensor reference_weight = {d_weight->cpu, DTYPE_F64};
     struct tensor reference_bias = {with_bias ? d_bias->cpu : NULL, DTYPE_F64};
-    must(cpu->linear_backward_parameters(
+    EXPECT_OK(cpu->linear_backward_parameters(
         cpu, reference_weight, reference_bias, d_out->cpu, in->cpu, s.rows, s.in, s.out, accumulate));
     /* bf16 gradients: cuBLAS rounds the product, then the sum with what was there */
     double product_rounding = gradient == DTYPE_BF16 && accumulate ? 5 * sqrt(s.rows) * 0x1p-8 : 0;
@@ -715,8 +710,8 @@ static void test_gelu_is_right_for_every_finite_bf16(void) {
         in->cpu[i] = fabs(in->cpu[i]) > 1e12 ? 0 : in->cpu[i]; /* where x^3 and its root are finite */
     }
     upload(in);
-    must(gpu->gelu_forward(gpu, out->gpu.data, in->gpu.data, 1 << 16));
-    must(cpu->gelu_forward(cpu, out->cpu, in->cpu, 1 << 16));
+    EXPECT_OK(gpu->gelu_forward(gpu, out->gpu.data, in->gpu.data, 1 << 16));
+    EXPECT_OK(cpu->gelu_forward(cpu, out->cpu, in->cpu, 1 << 16));
     double *got = download(out);
     int wrong = 0;
     for (int i = 0; i < 1 << 16; i++) {
@@ -746,8 +741,8 @@ static void check_classifier(int64_t rows, int vocab_size, double logit_std, boo
     for (int call = 0; call < 2; call++) {
         upload(logits);
         poison(losses);
-        must(gpu->classifier(gpu, logits->gpu.data, losses->gpu.data, targets, rows, vocab_size, padded_vocab,
-            d_loss, write_gradient));
+        EXPECT_OK(gpu->classifier(gpu, logits->gpu.data, losses->gpu.data, targets, rows, vocab_size,
+            padded_vocab, d_loss, write_gradient));
         if (call == 0) {
             logits_bits = snapshot(logits);
             losses_bits = snapshot(losses);
@@ -755,7 +750,7 @@ static void check_classifier(int64_t rows, int vocab_size, double logit_std, boo
     }
     expect_same_bits(logits, logits_bits, label("d_logits", rows, vocab_size, write_gradient));
     expect_same_bits(losses, losses_bits, label("losses", rows, vocab_size, write_gradient));
-    must(cpu->classifier(
+    EXPECT_OK(cpu->classifier(
         cpu, logits->cpu, losses->cpu, host_targets, rows, vocab_size, padded_vocab, d_loss, write_gradient));
     if (write_gradient) {
         expect_within(logits, EXACT_BF16, 1e-6 * d_loss, label("d_logits", rows, vocab_size, 0));
@@ -797,9 +792,9 @@ static void check_attention(struct attention_shape s) {
         for (int i = 0; i < 3; i++) {
             poison(outputs[i]);
         }
-        must(gpu->attention_forward(
+        EXPECT_OK(gpu->attention_forward(
             gpu, out->gpu.data, logsumexp->gpu.data, saved, workspace, qkv->gpu.data, s));
-        must(gpu->attention_backward(gpu, d_qkv->gpu.data, workspace, d_out->gpu.data, out->gpu.data,
+        EXPECT_OK(gpu->attention_backward(gpu, d_qkv->gpu.data, workspace, d_out->gpu.data, out->gpu.data,
             logsumexp->gpu.data, saved, qkv->gpu.data, s));
         for (int i = 0; call == 0 && i < 3; i++) {
             bits[i] = snapshot(outputs[i]);
@@ -808,12 +803,12 @@ static void check_attention(struct attention_shape s) {
     for (int i = 0; i < 3; i++) {
         expect_same_bits(outputs[i], bits[i], label("attention", s.seq_len, s.heads, s.head_dim));
     }
-    must(cpu->attention_forward(cpu, out->cpu, logsumexp->cpu, NULL, NULL, qkv->cpu, s));
+    EXPECT_OK(cpu->attention_forward(cpu, out->cpu, logsumexp->cpu, NULL, NULL, qkv->cpu, s));
     /* P and O are each rounded to bf16, which is 2^-9 or less; scores that are kept in bf16 add as much again */
     expect_small_norm(out, 1e-2, label("attention out", s.seq_len, s.heads, s.head_dim));
     /* scores that are kept in bf16 are each off by 2^-8 of their size or less, and so is the logsumexp of one score */
     expect_small_norm(logsumexp, 0x1p-8, label("attention logsumexp", s.seq_len, s.heads, s.head_dim));
-    must(cpu->attention_backward(
+    EXPECT_OK(cpu->attention_backward(
         cpu, d_qkv->cpu, NULL, d_out->cpu, out->cpu, logsumexp->cpu, NULL, qkv->cpu, s));
     expect_small_norm(d_qkv, 1e-2, label("attention d_qkv", s.seq_len, s.heads, s.head_dim));
     gpu->memory_free(gpu, saved);
@@ -836,7 +831,7 @@ static void test_attention_matches_reference(void) {
 
 static double read_float(const void *device) {
     float value = NAN;
-    must(gpu->copy_to_host(gpu, &value, device, sizeof value));
+    EXPECT_OK(gpu->copy_to_host(gpu, &value, device, sizeof value));
     return value;
 }
 
@@ -858,15 +853,15 @@ static void test_sums_add_every_element_once_at_any_length_and_offset(void) {
             }
             double results[2];
             for (int call = 0; call < 2; call++) {
-                must(gpu->copy_to_device(gpu, sum, &start, sizeof start));
-                must(gpu->sum_squares(gpu, sum, tensor_at(in->gpu, offset), counts[i]));
+                EXPECT_OK(gpu->copy_to_device(gpu, sum, &start, sizeof start));
+                EXPECT_OK(gpu->sum_squares(gpu, sum, tensor_at(in->gpu, offset), counts[i]));
                 results[call] = read_float(sum);
             }
             EXPECT(results[0] == results[1]);
             EXPECT_NEAR(results[0], expected_squares, 2e-6 * expected_squares);
             if (type == DTYPE_F32) {
-                must(gpu->copy_to_device(gpu, sum, &start, sizeof start));
-                must(gpu->sum(gpu, sum, tensor_at(in->gpu, offset).data, counts[i]));
+                EXPECT_OK(gpu->copy_to_device(gpu, sum, &start, sizeof start));
+                EXPECT_OK(gpu->sum(gpu, sum, tensor_at(in->gpu, offset).data, counts[i]));
                 EXPECT_NEAR(read_float(sum), expected, 2e-6 * expected_squares);
             }
             release_values();
@@ -881,8 +876,8 @@ static void test_step_control_decides_as_the_reference(void) {
         struct values *control = new_values(CONTROL_COUNT, DTYPE_F32);
         control_before(control->cpu, c);
         upload(control);
-        must(gpu->step_control(gpu, control->gpu.data, &c->limits));
-        must(cpu->step_control(cpu, control->cpu, &c->limits));
+        EXPECT_OK(gpu->step_control(gpu, control->gpu.data, &c->limits));
+        EXPECT_OK(cpu->step_control(cpu, control->cpu, &c->limits));
         double *got = download(control);
         expect_same_control(got, control->cpu);
         free(got);
@@ -913,8 +908,9 @@ static void check_adamw(
     }
     upload(second_moment);
     void *before = snapshot(parameters);
-    must(gpu->adamw(gpu, parameters->gpu.data, has_masters ? master->gpu.data : NULL, first_moment->gpu.data,
-        second_moment->gpu.data, gradients->gpu, count, decay_count, &adamw_options, control->gpu.data, 0));
+    EXPECT_OK(gpu->adamw(gpu, parameters->gpu.data, has_masters ? master->gpu.data : NULL,
+        first_moment->gpu.data, second_moment->gpu.data, gradients->gpu, count, decay_count, &adamw_options,
+        control->gpu.data, 0));
     if (!apply) {
         expect_same_bits(parameters, before, "parameters of a step that is not applied");
     } else {
@@ -922,7 +918,7 @@ static void check_adamw(
     }
     struct values *updated = has_masters ? master : parameters;
     struct tensor reference_gradients = {gradients->cpu, DTYPE_F64};
-    must(cpu->adamw(cpu, updated->cpu, NULL, first_moment->cpu, second_moment->cpu, reference_gradients,
+    EXPECT_OK(cpu->adamw(cpu, updated->cpu, NULL, first_moment->cpu, second_moment->cpu, reference_gradients,
         count, decay_count, &adamw_options, control->cpu, 0));
     /* what is added may cancel: the absolute part goes by the size of the terms */
     double update_error = 2e-6 * weight_size;
@@ -967,7 +963,7 @@ static void test_stochastic_rounding_is_right_on_average_and_repeatable(void) {
     upload(gradients);
     void *bits = NULL;
     for (int call = 0; call < 2; call++) {
-        must(gpu->adamw(gpu, parameters->gpu.data, master->gpu.data, zero->gpu.data, zero->gpu.data,
+        EXPECT_OK(gpu->adamw(gpu, parameters->gpu.data, master->gpu.data, zero->gpu.data, zero->gpu.data,
             gradients->gpu, COUNT, 0, &still, control->gpu.data, 99));
         bits = call == 0 ? snapshot(parameters) : bits;
     }
@@ -990,11 +986,11 @@ static void test_stochastic_rounding_is_right_on_average_and_repeatable(void) {
 static void *large_product(void) {
     struct backend *shared = gpu;
     uint64_t first_draw = draws;
-    must(backend_cuda_create(&gpu, 0, "standard", true));
+    EXPECT_OK(backend_cuda_create(&gpu, 0, "standard", true));
     struct values *in = random_values(1024 * 1024, DTYPE_BF16, 0, 1);
     struct values *weight = random_values(512 * 1024, DTYPE_BF16, 0, 1);
     struct values *out = output_values(1024 * 512, DTYPE_BF16);
-    must(gpu->linear_forward(
+    EXPECT_OK(gpu->linear_forward(
         gpu, out->gpu.data, NULL, in->gpu.data, weight->gpu.data, NULL, 1024, 1024, 512, LINEAR_BIAS));
     void *bits = snapshot(out);
     release_values();
@@ -1011,8 +1007,8 @@ static char *read_cache(char *path, size_t size, const char *folder) {
     DIR *directory = opendir(folder);
     for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
         if (entry->d_name[0] != '.') {
-            must(path_join(path, size, folder, entry->d_name));
-            must(file_read_all(path, &text, &bytes));
+            EXPECT_OK(path_join(path, size, folder, entry->d_name));
+            EXPECT_OK(file_read_all(path, &text, &bytes));
         }
     }
     if (directory != NULL) {
@@ -1023,7 +1019,7 @@ static char *read_cache(char *path, size_t size, const char *folder) {
 
 static void test_chosen_algorithms_are_kept_and_a_damaged_file_is_no_error(void) {
     char folder[512], path[1024] = "";
-    must(path_join(folder, sizeof folder, getenv("FLASHGPT_CACHE"), "kept"));
+    EXPECT_OK(path_join(folder, sizeof folder, getenv("FLASHGPT_CACHE"), "kept"));
     char *usual = string_copy(getenv("FLASHGPT_CACHE"));
     setenv("FLASHGPT_CACHE", folder, 1);
     void *chosen = large_product(), *kept = large_product();
@@ -1036,7 +1032,7 @@ static void test_chosen_algorithms_are_kept_and_a_damaged_file_is_no_error(void)
     free(chosen);
 
     const char damaged[] = "\0\n512 1024 1024 1 0 what is this\n512 1024 1024 1 0 2 0 1 256 256\n";
-    must(file_write_all(path, damaged, sizeof damaged - 1));
+    EXPECT_OK(file_write_all(path, damaged, sizeof damaged - 1));
     free(large_product());
     text = read_cache(path, sizeof path, folder);
     EXPECT(text != NULL && strstr(text + 2, "1024 1024 1 0 2 0 1 256 256 256 256 256") != NULL);

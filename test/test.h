@@ -4,10 +4,10 @@
 #ifndef TEST_TEST_H
 #define TEST_TEST_H
 
+#include "llmc/common.h"
+
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 static int test_passed_, test_failed_, test_skipped_, test_failures_in_this_;
 static const char *test_skip_reason_;
@@ -19,6 +19,15 @@ static const char *test_skip_reason_;
             printf("    %s:%d: expected %s\n", __FILE__, __LINE__, #condition);                              \
         }                                                                                                    \
     } while (0)
+
+/* A call of the library's: a failure prints its message. */
+static inline bool succeeded(enum status status) {
+    if (status != STATUS_OK) {
+        printf("    %s\n", error_message());
+    }
+    return status == STATUS_OK;
+}
+#define EXPECT_OK(call) EXPECT(succeeded(call))
 
 /* |a - b| <= tolerance; a NaN fails */
 #define EXPECT_NEAR(a, b, tolerance)                                                                         \

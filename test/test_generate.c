@@ -10,14 +10,6 @@
 
 static struct backend *f32, *f64;
 
-static bool succeeded(enum status status) {
-    if (status != STATUS_OK) {
-        printf("    %s\n", error_message());
-    }
-    return status == STATUS_OK;
-}
-#define EXPECT_OK(call) EXPECT(succeeded(call))
-
 /* The larger one; a NaN wins. */
 static double larger(double a, double b) {
     return b > a || isnan(b) ? b : a;

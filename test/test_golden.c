@@ -41,13 +41,6 @@ struct fixture {
     struct tensor loss_sum;
 };
 
-static bool succeeded(enum status status) {
-    if (status != STATUS_OK) {
-        printf("    %s\n", error_message());
-    }
-    return status == STATUS_OK;
-}
-
 /* The larger one; a NaN wins. */
 static double larger(double a, double b) {
     return b > a || isnan(b) ? b : a;
@@ -67,7 +60,7 @@ static double *golden_values(const struct fixture *f, const char *name, int64_t 
     *count = (int64_t)(bytes / dtype_bytes(entry->dtype));
     char *raw = malloc(bytes);
     double *values = malloc((size_t)*count * sizeof *values);
-    EXPECT(succeeded(safetensors_read(f->golden, entry, 0, raw, bytes)));
+    EXPECT_OK(safetensors_read(f->golden, entry, 0, raw, bytes));
     for (int64_t i = 0; i < *count; i++) {
         values[i] = entry->dtype == DTYPE_F64   ? ((double *)raw)[i]
                     : entry->dtype == DTYPE_F32 ? ((float *)raw)[i]
@@ -115,7 +108,7 @@ static double *read_values(struct backend *b, struct tensor from, int64_t count)
     char *raw = malloc(bytes);
     double *values = malloc((size_t)count * sizeof *values);
     EXPECT(from.dtype == DTYPE_F64 || from.dtype == DTYPE_F32);
-    EXPECT(succeeded(b->copy_to_host(b, raw, from.data, bytes)));
+    EXPECT_OK(b->copy_to_host(b, raw, from.data, bytes));
     for (int64_t i = 0; i < count; i++) {
         values[i] = from.dtype == DTYPE_F64 ? ((double *)raw)[i] : ((float *)raw)[i];
     }
@@ -260,8 +253,8 @@ static void check_losses(struct fixture *f) {
     double *got = malloc((size_t)count * sizeof *got);
     int counted = take_batch(f, 0);
     EXPECT(counted > 0 && counted < count && count == (int64_t)f->batch * f->lengths[0]);
-    EXPECT(succeeded(
-        model_token_losses(f->model, f->batch_tokens, f->batch_targets, f->batch, f->lengths[0], got, NULL)));
+    EXPECT_OK(
+        model_token_losses(f->model, f->batch_tokens, f->batch_targets, f->batch, f->lengths[0], got, NULL));
     for (int64_t i = 0; i < count; i++) {
         EXPECT_NEAR(got[i], token_losses[i], f->device->loss);
         sum += got[i];
@@ -278,13 +271,13 @@ static void check_logits(struct fixture *f) {
     int vocab_size = model_get_config(f->model)->vocab_size, seq_len = model_get_config(f->model)->seq_len;
     float *logits = malloc((size_t)vocab_size * sizeof *logits);
     struct decoder *decoder = NULL;
-    EXPECT(succeeded(decoder_create(&decoder, f->model, 1, 0)));
+    EXPECT_OK(decoder_create(&decoder, f->model, 1, 0));
     for (int sequence = 0; sequence < f->batch; sequence++) {
         const int32_t *tokens = f->tokens + sequence * seq_len;
         decoder_clear(decoder);
         for (int length = 1, last = 0; length <= seq_len; last = length, length += 1 + length % 3) {
             const double *expected = golden + (sequence * seq_len + length - 1) * vocab_size;
-            EXPECT(succeeded(decoder_next(decoder, tokens + last, length - last, logits)));
+            EXPECT_OK(decoder_next(decoder, tokens + last, length - last, logits));
             double largest = 0;
             for (int v = 0; v < vocab_size; v++) {
                 largest = larger(largest, fabs(logits[v] - expected[v]));
@@ -301,8 +294,8 @@ static void check_gradients(struct fixture *f) {
     const struct model_config *config = model_get_config(f->model);
     const struct layout *layout = model_get_layout(f->model);
     int counted = take_batch(f, 0);
-    EXPECT(succeeded(model_forward_backward(f->model, f->batch_tokens, f->batch_targets, f->batch,
-        f->lengths[0], 1.0 / counted, false, f->loss_sum.data, NULL)));
+    EXPECT_OK(model_forward_backward(f->model, f->batch_tokens, f->batch_targets, f->batch, f->lengths[0],
+        1.0 / counted, false, f->loss_sum.data, NULL));
     FOR_EACH_PARAMETER(config, id, layer) {
         int64_t count = 0, elements = parameter_elements(config, id);
         double *golden = golden_parameter(f, "gradient", id, layer, &count);
@@ -352,12 +345,12 @@ static void check_training(struct fixture *f) {
     for (int step = 0; step < f->steps; step++) {
         int counted = take_batch(f, step);
         struct step_result result = {0};
-        EXPECT(succeeded(optimizer_begin_step(f->optimizer)));
+        EXPECT_OK(optimizer_begin_step(f->optimizer));
         struct model_hooks hooks = optimizer_hooks(f->optimizer, true);
-        EXPECT(succeeded(model_forward_backward(f->model, f->batch_tokens, f->batch_targets, f->batch,
-            f->lengths[step], 1.0 / counted, false, optimizer_loss_sum(f->optimizer), &hooks)));
-        EXPECT(succeeded(optimizer_step(f->optimizer, learning_rate, counted, INFINITY, INFINITY)));
-        EXPECT(succeeded(optimizer_result(f->optimizer, &result)));
+        EXPECT_OK(model_forward_backward(f->model, f->batch_tokens, f->batch_targets, f->batch,
+            f->lengths[step], 1.0 / counted, false, optimizer_loss_sum(f->optimizer), &hooks));
+        EXPECT_OK(optimizer_step(f->optimizer, learning_rate, counted, INFINITY, INFINITY));
+        EXPECT_OK(optimizer_result(f->optimizer, &result));
         EXPECT_NEAR(result.loss, losses[step], device->loss);
         EXPECT_NEAR(result.norm / norms[step], 1, device->norm);
         EXPECT(result.applied);

@@ -26,13 +26,6 @@ struct fixture {
     void *loss_sum; /* statistic dtype */
 };
 
-static bool succeeded(enum status status) {
-    if (status != STATUS_OK) {
-        printf("    %s\n", error_message());
-    }
-    return status == STATUS_OK;
-}
-
 /* For each parameter tensor of each layer. */
 #define FOR_EACH_PARAMETER(config, id, layer)                                                                \
     for (enum parameter_id id = 0; id < PARAMETER_KINDS; id++)                                               \
@@ -127,7 +120,7 @@ static struct tensor loss_tensor(struct fixture *f) {
 
 static double mean_loss(struct fixture *f) {
     double losses[BATCH_TOKENS], sum = 0;
-    EXPECT(succeeded(model_token_losses(f->model, f->tokens, f->targets, BATCH, SEQ_LEN, losses, NULL)));
+    EXPECT_OK(model_token_losses(f->model, f->tokens, f->targets, BATCH, SEQ_LEN, losses, NULL));
     for (int i = 0; i < BATCH_TOKENS; i++) {
         sum += losses[i];
     }
@@ -145,8 +138,8 @@ static double compute_gradients(struct fixture *f, int micro_batch, const struct
     }
     set(loss_tensor(f), 0, 0);
     for (int first = 0; first < BATCH; first += micro_batch) {
-        EXPECT(succeeded(model_forward_backward(f->model, f->tokens + first * SEQ_LEN,
-            f->targets + first * SEQ_LEN, micro_batch, SEQ_LEN, f->d_loss, first > 0, f->loss_sum, hooks)));
+        EXPECT_OK(model_forward_backward(f->model, f->tokens + first * SEQ_LEN, f->targets + first * SEQ_LEN,
+            micro_batch, SEQ_LEN, f->d_loss, first > 0, f->loss_sum, hooks));
     }
     return get(loss_tensor(f), 0) * f->d_loss;
 }

@@ -93,13 +93,6 @@ static void use(gpu_kind kind) {
     state.shared_bytes = cpu_most_shared_bytes = kind.shared_bytes;
 }
 
-static void must(enum status status) {
-    if (status != STATUS_OK) {
-        printf("    %s\n", error_message());
-        test_failures_in_this_++;
-    }
-}
-
 /* ---- values ---- */
 
 static uint64_t draws;
@@ -175,7 +168,7 @@ template <typename Op> static void run(std::vector<values *> outputs, Op op) {
         for (size_t i = 0; i < outputs.size(); i++) {
             std::copy(before[i].begin(), before[i].end(), outputs[i]->memory.data);
         }
-        must(op());
+        EXPECT_OK(op());
         for (size_t i = 0; i < outputs.size(); i++) {
             const device_memory &memory = outputs[i]->memory;
             EXPECT(memory.guards_are_untouched());
@@ -233,7 +226,7 @@ static void check_layernorm_forward(int64_t rows, int channels) {
                 return gpu->residual_layernorm_forward(gpu, sum.data(), out.data(), mean.data(), rstd.data(),
                     in.data(), addend.data(), weight.data(), bias.data(), rows, channels);
             });
-            must(cpu_f64->residual_forward(cpu_f64, sum.ref(), in.ref(), addend.ref(), rows * channels));
+            EXPECT_OK(cpu_f64->residual_forward(cpu_f64, sum.ref(), in.ref(), addend.ref(), rows * channels));
             expect_close(sum, EXACT_BF16, 0, "residual sum", rows, channels);
             sum.adopt();
         } else {
@@ -242,7 +235,7 @@ static void check_layernorm_forward(int64_t rows, int channels) {
                     weight.data(), bias.data(), rows, channels);
             });
         }
-        must(cpu_f64->layernorm_forward(cpu_f64, out.ref(), mean.ref(), rstd.ref(), normed.ref(),
+        EXPECT_OK(cpu_f64->layernorm_forward(cpu_f64, out.ref(), mean.ref(), rstd.ref(), normed.ref(),
             weight.ref(), bias.ref(), rows, channels));
         expect_close(out, EXACT_BF16, 1e-5, "layernorm", rows, channels);
         expect_within(mean, 16, 2e-6, "layernorm mean", rows, channels);
@@ -267,7 +260,7 @@ static void test_residual_matches_reference() {
     for (int64_t count : {8, 2048, 2056, 5000}) {
         values a(count, DTYPE_BF16, 0, 1), addend(count, DTYPE_BF16, 0, 1), out(count, DTYPE_BF16);
         run({&out}, [&] { return gpu->residual_forward(gpu, out.data(), a.data(), addend.data(), count); });
-        must(cpu_f64->residual_forward(cpu_f64, out.ref(), a.ref(), addend.ref(), count));
+        EXPECT_OK(cpu_f64->residual_forward(cpu_f64, out.ref(), a.ref(), addend.ref(), count));
         expect_close(out, EXACT_BF16, 0, "residual", 1, (int)count);
     }
 }
@@ -276,8 +269,8 @@ static void check_layernorm_backward(int64_t rows, int channels, enum dtype grad
     values in(rows * channels, DTYPE_BF16, 0.5, 2), d_out(rows * channels, DTYPE_BF16, 0, 1);
     values weight(channels, DTYPE_BF16, 1, 0.3), mean(rows, DTYPE_F32), rstd(rows, DTYPE_F32);
     std::vector<double> unused((size_t)(rows * channels));
-    must(cpu_f64->layernorm_forward(cpu_f64, unused.data(), mean.ref(), rstd.ref(), in.ref(), weight.ref(),
-        weight.ref(), rows, channels));
+    EXPECT_OK(cpu_f64->layernorm_forward(cpu_f64, unused.data(), mean.ref(), rstd.ref(), in.ref(),
+        weight.ref(), weight.ref(), rows, channels));
     mean.upload();
     rstd.upload();
     values d_in = sums(rows * channels, DTYPE_BF16, accumulate);
@@ -286,7 +279,7 @@ static void check_layernorm_backward(int64_t rows, int channels, enum dtype grad
         return gpu->layernorm_backward(gpu, d_in.data(), d_weight.tensor(), d_bias.tensor(), d_out.data(),
             in.data(), weight.data(), mean.data(), rstd.data(), rows, channels, accumulate, accumulate);
     });
-    must(cpu_f64->layernorm_backward(cpu_f64, d_in.ref(), d_weight.ref_tensor(), d_bias.ref_tensor(),
+    EXPECT_OK(cpu_f64->layernorm_backward(cpu_f64, d_in.ref(), d_weight.ref_tensor(), d_bias.ref_tensor(),
         d_out.ref(), in.ref(), weight.ref(), mean.ref(), rstd.ref(), rows, channels, accumulate, accumulate));
     expect_close(d_in, EXACT_BF16, 1e-5, "layernorm d_in", rows, channels);
     expect_close(d_weight, EXACT_BF16, 1e-5, "layernorm d_weight", rows, channels);
@@ -328,7 +321,7 @@ static void check_bias_gradient(int64_t rows, int columns, enum dtype gradient, 
         return gpu->linear_backward_parameters(
             gpu, {NULL, gradient}, d_bias.tensor(), d_out.data(), NULL, rows, 8, columns, accumulate);
     });
-    must(cpu_f64->linear_backward_parameters(
+    EXPECT_OK(cpu_f64->linear_backward_parameters(
         cpu_f64, {NULL, DTYPE_F64}, d_bias.ref_tensor(), d_out.ref(), NULL, rows, 8, columns, accumulate));
     expect_close(d_bias, EXACT_BF16, 1e-5, "bias gradient", rows, columns);
 }
@@ -350,7 +343,7 @@ static void test_gelu_is_right_for_every_finite_bf16() {
     }
     in.upload();
     run({&out}, [&] { return gpu->gelu_forward(gpu, out.data(), in.data(), COUNT); });
-    must(cpu_f64->gelu_forward(cpu_f64, out.ref(), in.ref(), COUNT));
+    EXPECT_OK(cpu_f64->gelu_forward(cpu_f64, out.ref(), in.ref(), COUNT));
     expect_within(out, 1.01, 1e-20, "gelu", 1, COUNT);
     enum { FEW = 2056 }; /* the last block is not full */
     values few(FEW, DTYPE_BF16);
@@ -372,7 +365,7 @@ static void check_classifier(int64_t rows, int vocab_size, double logit_std, boo
         return gpu->classifier(gpu, logits.data(), losses.data(), targets.data(), rows, vocab_size,
             padded_vocab, d_loss, write_gradient);
     });
-    must(cpu_f64->classifier(cpu_f64, logits.ref(), losses.ref(), targets.data(), rows, vocab_size,
+    EXPECT_OK(cpu_f64->classifier(cpu_f64, logits.ref(), losses.ref(), targets.data(), rows, vocab_size,
         padded_vocab, d_loss, write_gradient));
     expect_within(logits, write_gradient ? EXACT_BF16 : 0, write_gradient ? 1e-6 * d_loss : 0, "d_logits",
         rows, vocab_size);
@@ -427,7 +420,7 @@ static void test_step_control_decides_as_the_reference() {
         control_before(control.ref(), &c);
         control.upload();
         run({&control}, [&] { return gpu->step_control(gpu, control.data(), &c.limits); });
-        must(cpu_f64->step_control(cpu_f64, control.ref(), &c.limits));
+        EXPECT_OK(cpu_f64->step_control(cpu_f64, control.ref(), &c.limits));
         double got[CONTROL_COUNT];
         for (size_t i = 0; i < CONTROL_COUNT; i++) {
             got[i] = control.get(i);
@@ -460,7 +453,7 @@ static void check_adamw(
             second_moment.data(), gradients.tensor(), count, decay_count, &options, control.data(), 0);
     });
     values &updated = has_masters ? master : parameters;
-    must(cpu_f64->adamw(cpu_f64, updated.ref(), NULL, first_moment.ref(), second_moment.ref(),
+    EXPECT_OK(cpu_f64->adamw(cpu_f64, updated.ref(), NULL, first_moment.ref(), second_moment.ref(),
         gradients.ref_tensor(), count, decay_count, &options, control.ref(), 0));
     /* what is added may cancel: the absolute part goes by the size of the terms */
     double update_error = apply ? 2e-6 * weight_size : 0;
@@ -526,20 +519,20 @@ static void test_convert_add_fill_and_random_give_the_cpus_bits() {
             device_memory in(COUNT * dtype_bytes(a)),
                 out[2] = {device_memory(COUNT * dtype_bytes(b)), device_memory(COUNT * dtype_bytes(b))};
             struct tensor from = {in.data, a};
-            must(cpu_f64->convert(cpu_f64, from, {floats.data(), DTYPE_F32}, COUNT));
+            EXPECT_OK(cpu_f64->convert(cpu_f64, from, {floats.data(), DTYPE_F32}, COUNT));
             backend *backends[2] = {gpu, cpu_f64};
             for (int i = 0; i < 2; i++) {
                 struct tensor to = {out[i].data, b};
-                must(backends[i]->fill(backends[i], to, 0.3, OFFSET));
-                must(backends[i]->convert(backends[i], tensor_at(to, OFFSET), from, COUNT - OFFSET));
+                EXPECT_OK(backends[i]->fill(backends[i], to, 0.3, OFFSET));
+                EXPECT_OK(backends[i]->convert(backends[i], tensor_at(to, OFFSET), from, COUNT - OFFSET));
             }
             expect_equal(out[0], out[1], "convert and fill");
             for (int i = 0; i < 2; i++) {
-                must(backends[i]->add(backends[i], {out[i].data, b}, from, COUNT));
+                EXPECT_OK(backends[i]->add(backends[i], {out[i].data, b}, from, COUNT));
             }
             expect_equal(out[0], out[1], "add");
             for (int i = 0; i < 2; i++) {
-                must(backends[i]->random_normal(
+                EXPECT_OK(backends[i]->random_normal(
                     backends[i], {out[i].data, b}, COUNT, 5, 7, (int64_t)1 << 33, 0.02));
             }
             expect_equal(out[0], out[1], "random_normal");
@@ -564,7 +557,7 @@ static void check_embedding(
         return gpu->embedding_forward(gpu, out.data(), tokens.data(), token_table.data(),
             position_table.data(), batch, seq_len, channels);
     });
-    must(cpu_f64->embedding_forward(cpu_f64, out.ref(), tokens.data(), token_table.ref(),
+    EXPECT_OK(cpu_f64->embedding_forward(cpu_f64, out.ref(), tokens.data(), token_table.ref(),
         position_table.ref(), batch, seq_len, channels));
     expect_close(out, EXACT_BF16, 0, "embedding", rows, channels);
     for (bool accumulate : {false, true}) {
@@ -575,8 +568,8 @@ static void check_embedding(
             return gpu->embedding_backward(gpu, d_token.tensor(), d_position.tensor(), d_out.data(),
                 tokens.data(), batch, seq_len, channels, vocab_size, accumulate);
         });
-        must(cpu_f64->embedding_backward(cpu_f64, d_token.ref_tensor(), d_position.ref_tensor(), d_out.ref(),
-            tokens.data(), batch, seq_len, channels, vocab_size, accumulate));
+        EXPECT_OK(cpu_f64->embedding_backward(cpu_f64, d_token.ref_tensor(), d_position.ref_tensor(),
+            d_out.ref(), tokens.data(), batch, seq_len, channels, vocab_size, accumulate));
         expect_close(d_token, roundings, 1e-5, "d_token_table", rows, channels);
         expect_close(d_position, roundings, 1e-5, "d_position_table", rows, channels);
     }
@@ -609,7 +602,7 @@ static void check_attention_cached(int count, int past, int heads, int kv_heads,
     run({&out, &cache}, [&] {
         return gpu->attention_cached(gpu, out.data(), cache.data(), qkv.data(), shape, past, capacity);
     });
-    must(cpu_f64->attention_cached(cpu_f64, out.ref(), cache.ref(), qkv.ref(), shape, past, capacity));
+    EXPECT_OK(cpu_f64->attention_cached(cpu_f64, out.ref(), cache.ref(), qkv.ref(), shape, past, capacity));
     expect_close(out, EXACT_BF16, 2e-5, "attention over the cache", past, head_dim);
     for (size_t i = 0; i < cache.reference.size(); i++) {
         double got = cache.get(i), expected = cache.reference[i];

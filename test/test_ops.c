@@ -117,13 +117,6 @@ static double tolerance(const struct backend *b) {
     return dtype_of(b) == DTYPE_F64 ? 1e-13 : 2e-6;
 }
 
-#define EXPECT_OK(call)                                                                                      \
-    do {                                                                                                     \
-        if ((call) != STATUS_OK) {                                                                           \
-            test_failures_in_this_++;                                                                        \
-            printf("    %s:%d: %s\n", __FILE__, __LINE__, error_message());                                  \
-        }                                                                                                    \
-    } while (0)
 #define EXPECT_CLOSE(a, b) EXPECT_NEAR(distance(a, b), 0, tolerance((a).backend))
 #define FOR_BOTH(b) for (struct backend *b = f64; b != NULL; b = b == f64 ? f32 : NULL)
 #define RUN_AND_FREE(test)                                                                                   \

@@ -10,14 +10,6 @@ enum { BATCH = 2, SEQ_LEN = 16, ROWS = BATCH * SEQ_LEN };
 static const struct model_config config = {
     .layers = 3, .channels = 32, .heads = 4, .kv_heads = 2, .seq_len = SEQ_LEN, .vocab_size = 300};
 
-static bool succeeded(enum status status) {
-    if (status != STATUS_OK) {
-        printf("    %s\n", error_message());
-    }
-    return status == STATUS_OK;
-}
-#define EXPECT_OK(call) EXPECT(succeeded(call))
-
 struct fixture {
     struct backend *backend;
     struct profile *profile; /* NULL: none */
