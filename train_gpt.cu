@@ -955,13 +955,6 @@ static enum status take_shape_of_start(struct run *run, const char *path) {
     return STATUS_OK;
 }
 
-static enum status parse_options(
-    struct options *o, int argc, const char *const *argv, const struct json *stored) {
-    options_free(o);
-    CHECK(options_init(o));
-    return options_parse(o, argc, argv, stored);
-}
-
 /* What makes a run another one cannot be changed on the way: the model, and the order of its data. */
 static enum status check_same_run(const struct options *o, const struct json *stored, const char *run_dir) {
     const char *model;
@@ -1001,7 +994,7 @@ static enum status find_checkpoint(struct run *run, const char *run_dir, int arg
     const struct json *stored = json_get(json, "options");
     enum status status = check_same_run(o, stored, run_dir);
     if (status == STATUS_OK) {
-        status = parse_options(o, argc, argv, stored);
+        status = options_parse(o, argc, argv, stored);
     }
     if (status == STATUS_OK && options_given(o, "epochs") && !options_given(o, "steps")) {
         o->steps = 0; /* those of the checkpoint are of its epochs */
@@ -1184,7 +1177,7 @@ static enum status prepare(struct run *run, int argc, const char *const *argv) {
     struct options *o = &run->options;
     fresh_state(&run->state);
     run->checkpoint[0] = '\0';
-    CHECK(parse_options(o, argc, argv, NULL));
+    CHECK(options_parse(o, argc, argv, NULL));
     if (only_tells(o) || options_use(o) != NULL) {
         signal(SIGPIPE, SIG_DFL); /* when nobody reads it any more, nothing is left to do */
     }

@@ -94,7 +94,7 @@ struct options {
 /* The defaults. options_free afterwards, whatever fails. */
 enum status options_init(struct options *options);
 void options_free(struct options *options);
-/* Of initialised options: the command line (argv[0] is skipped) over the --config files in it over `stored` (a
+/* Of initialised options, or zeros: the command line (argv[0] is skipped) over the --config files in it over `stored` (a
    checkpoint's options; may be NULL) over the defaults, whatever *options held before; then the preset. An unknown option
    is answered with the nearest name. --help or -h anywhere sets options->help and nothing else. */
 enum status options_parse(
