@@ -939,9 +939,7 @@ static enum status take_shape_from(struct run *run, const char *path) {
 static enum status take_shape_of_start(struct run *run, const char *path) {
     struct options *o = &run->options;
     CHECK(take_shape_from(run, path));
-    const struct model_config *c = &run->config;
-    if (options_take_shape(o, c->layers, c->channels, c->heads, c->kv_heads, c->seq_len, c->vocab_size) !=
-        STATUS_OK) {
+    if (options_take_shape(o, &run->config) != STATUS_OK) {
         return fail("%s: %s", path, error_message());
     }
     if (!options_given(o, "tokenizer") && tokenizer_is_in(path)) {

@@ -522,24 +522,23 @@ static enum status fill_from_preset(struct options *options) {
     return STATUS_OK;
 }
 
-enum status options_take_shape(struct options *options, int layers, int channels, int heads, int kv_heads,
-    int positions, int vocab_size) {
+enum status options_take_shape(struct options *options, const struct model_config *shape) {
     int count;
     const struct preset *presets = preset_table(&count);
     for (int i = 0; i < count && !options_given(options, "model"); i++) {
         const struct preset *p = &presets[i];
-        if (p->layers == layers && p->channels == channels && p->heads == heads) {
+        if (p->layers == shape->layers && p->channels == shape->channels && p->heads == shape->heads) {
             CHECK(set_text(&options->model, p->name));
             break;
         }
     }
-    options->layers = layers;
-    options->channels = channels;
-    options->heads = heads;
-    options->kv_heads = kv_heads;
-    options->vocab_size = vocab_size;
+    options->layers = shape->layers;
+    options->channels = shape->channels;
+    options->heads = shape->heads;
+    options->kv_heads = shape->kv_heads;
+    options->vocab_size = shape->vocab_size;
     if (!options_given(options, "seq-len")) {
-        options->seq_len = positions;
+        options->seq_len = shape->seq_len;
     }
     /* what the preset of the command line filled in, and the user did not ask for, is chosen anew */
     if (!options_given(options, "micro-batch")) {

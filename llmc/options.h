@@ -7,6 +7,7 @@
 #define LLMC_OPTIONS_H
 
 #include "json.h"
+#include "model.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -103,8 +104,7 @@ enum status options_parse(
 enum status options_parse_config(struct options *options, const char *text, size_t bytes, const char *name);
 /* For weights that the user starts from: their shape, the preset that has it (if one does and --model was not given), and
    that preset's values for what the user left open. */
-enum status options_take_shape(struct options *options, int layers, int channels, int heads, int kv_heads,
-    int positions, int vocab_size);
+enum status options_take_shape(struct options *options, const struct model_config *shape);
 /* Of parsed options: every value in its range and the relations that need no file: heads divide channels, kv_heads
    divide heads, the global batch is a multiple of ranks * micro_batch * seq_len, ... One line names option and remedy.
    options->ranks 0 counts as 1: check again when it is known. */
