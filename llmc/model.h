@@ -58,7 +58,6 @@ enum parameter_id {
 enum parameter_init { INIT_NORMAL, INIT_NORMAL_RESIDUAL, INIT_ONE, INIT_ZERO };
 
 struct parameter_info {
-    const char *name;         /* what the summary prints */
     const char *hugging_face; /* "transformer.h.%d.attn.c_attn.weight": %d is the layer */
     bool per_layer;
     bool decay;              /* weight decay; within a bucket those that decay come first */

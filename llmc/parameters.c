@@ -1,5 +1,5 @@
 /* The parameter table and the flat layout that it implies: bucket 0 holds what exists once, bucket 1 + l holds layer
-   l. Initialisation, weight decay, sharding, checkpoints and the printed summary are loops over this table. */
+   l. Initialisation, weight decay, sharding, checkpoints and the number of parameters are loops over this table. */
 #include "model.h"
 
 #include <stdlib.h>
@@ -29,23 +29,23 @@ static int64_t positions(const struct model_config *c) {
 
 /* clang-format off */
 const struct parameter_info parameter_table[PARAMETER_KINDS] = {
-    /* name, Hugging Face name, per layer, decay, transposed in file, initial values, rows, columns, rows in file */
-    {"token embedding", "transformer.wte.weight", false, true, false, INIT_NORMAL, padded_vocab, channels, vocab},
-    {"position embedding", "transformer.wpe.weight", false, true, false, INIT_NORMAL, positions, channels, positions},
-    {"final norm weight", "transformer.ln_f.weight", false, false, false, INIT_ONE, channels, one, channels},
-    {"final norm bias", "transformer.ln_f.bias", false, false, false, INIT_ZERO, channels, one, channels},
-    {"qkv weight", "transformer.h.%d.attn.c_attn.weight", true, true, true, INIT_NORMAL, qkv, channels, qkv},
-    {"attention projection weight", "transformer.h.%d.attn.c_proj.weight", true, true, true, INIT_NORMAL_RESIDUAL, channels, channels, channels},
-    {"mlp up weight", "transformer.h.%d.mlp.c_fc.weight", true, true, true, INIT_NORMAL, hidden, channels, hidden},
-    {"mlp down weight", "transformer.h.%d.mlp.c_proj.weight", true, true, true, INIT_NORMAL_RESIDUAL, channels, hidden, channels},
-    {"qkv bias", "transformer.h.%d.attn.c_attn.bias", true, false, false, INIT_ZERO, qkv, one, qkv},
-    {"attention projection bias", "transformer.h.%d.attn.c_proj.bias", true, false, false, INIT_ZERO, channels, one, channels},
-    {"mlp up bias", "transformer.h.%d.mlp.c_fc.bias", true, false, false, INIT_ZERO, hidden, one, hidden},
-    {"mlp down bias", "transformer.h.%d.mlp.c_proj.bias", true, false, false, INIT_ZERO, channels, one, channels},
-    {"attention norm weight", "transformer.h.%d.ln_1.weight", true, false, false, INIT_ONE, channels, one, channels},
-    {"attention norm bias", "transformer.h.%d.ln_1.bias", true, false, false, INIT_ZERO, channels, one, channels},
-    {"mlp norm weight", "transformer.h.%d.ln_2.weight", true, false, false, INIT_ONE, channels, one, channels},
-    {"mlp norm bias", "transformer.h.%d.ln_2.bias", true, false, false, INIT_ZERO, channels, one, channels},
+    /* Hugging Face name, per layer, decay, transposed in file, initial values, rows, columns, rows in file */
+    [TOKEN_EMBEDDING] = {"transformer.wte.weight", false, true, false, INIT_NORMAL, padded_vocab, channels, vocab},
+    [POSITION_EMBEDDING] = {"transformer.wpe.weight", false, true, false, INIT_NORMAL, positions, channels, positions},
+    [FINAL_NORM_WEIGHT] = {"transformer.ln_f.weight", false, false, false, INIT_ONE, channels, one, channels},
+    [FINAL_NORM_BIAS] = {"transformer.ln_f.bias", false, false, false, INIT_ZERO, channels, one, channels},
+    [QKV_WEIGHT] = {"transformer.h.%d.attn.c_attn.weight", true, true, true, INIT_NORMAL, qkv, channels, qkv},
+    [ATTENTION_PROJECTION_WEIGHT] = {"transformer.h.%d.attn.c_proj.weight", true, true, true, INIT_NORMAL_RESIDUAL, channels, channels, channels},
+    [MLP_UP_WEIGHT] = {"transformer.h.%d.mlp.c_fc.weight", true, true, true, INIT_NORMAL, hidden, channels, hidden},
+    [MLP_DOWN_WEIGHT] = {"transformer.h.%d.mlp.c_proj.weight", true, true, true, INIT_NORMAL_RESIDUAL, channels, hidden, channels},
+    [QKV_BIAS] = {"transformer.h.%d.attn.c_attn.bias", true, false, false, INIT_ZERO, qkv, one, qkv},
+    [ATTENTION_PROJECTION_BIAS] = {"transformer.h.%d.attn.c_proj.bias", true, false, false, INIT_ZERO, channels, one, channels},
+    [MLP_UP_BIAS] = {"transformer.h.%d.mlp.c_fc.bias", true, false, false, INIT_ZERO, hidden, one, hidden},
+    [MLP_DOWN_BIAS] = {"transformer.h.%d.mlp.c_proj.bias", true, false, false, INIT_ZERO, channels, one, channels},
+    [ATTENTION_NORM_WEIGHT] = {"transformer.h.%d.ln_1.weight", true, false, false, INIT_ONE, channels, one, channels},
+    [ATTENTION_NORM_BIAS] = {"transformer.h.%d.ln_1.bias", true, false, false, INIT_ZERO, channels, one, channels},
+    [MLP_NORM_WEIGHT] = {"transformer.h.%d.ln_2.weight", true, false, false, INIT_ONE, channels, one, channels},
+    [MLP_NORM_BIAS] = {"transformer.h.%d.ln_2.bias", true, false, false, INIT_ZERO, channels, one, channels},
 };
 /* clang-format on */
 

@@ -126,8 +126,8 @@ static void test_loss_and_every_gradient_match_the_cpu_in_fp64(void) {
                 worst = fmax(worst, error);
                 /* bf16 keeps 8 bits: each of some ten roundings on the way adds 2^-9 or less */
                 if (!(error < 0.02)) {
-                    printf("    %s, layer %d of shape %d: relative error %.4f\n", parameter_table[id].name,
-                        layer, i, error);
+                    printf("    %s, layer %d of shape %d: relative error %.4f\n",
+                        parameter_table[id].hugging_face, layer, i, error);
                 }
                 EXPECT(error < 0.02);
             }

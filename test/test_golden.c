@@ -311,7 +311,7 @@ static void check_gradients(struct fixture *f) {
         double relative = sqrt(difference / norm);
         EXPECT_NEAR(relative, 0, f->device->gradient);
         if (!(relative <= f->device->gradient)) {
-            printf("    ... in the gradient of %s, layer %d\n", parameter_table[id].name, layer);
+            printf("    ... in the gradient of %s, layer %d\n", parameter_table[id].hugging_face, layer);
         }
         free(gradient);
         free(golden);
@@ -371,7 +371,7 @@ static void check_training(struct fixture *f) {
         EXPECT_NEAR(largest, 0, device->trained);
         EXPECT_NEAR(largest_without_cause, 0, farthest_by_noise(f));
         if (!(largest <= device->trained)) {
-            printf("    ... in the trained %s, layer %d\n", parameter_table[id].name, layer);
+            printf("    ... in the trained %s, layer %d\n", parameter_table[id].hugging_face, layer);
         }
         free(trained);
         free(golden);

@@ -170,7 +170,7 @@ static bool gradients_are_bitwise_equal(struct fixture *a, struct fixture *b) {
         struct tensor of_a = gradient_at(a, id, layer), of_b = gradient_at(b, id, layer);
         size_t bytes = (size_t)parameter_elements(config, id) * dtype_bytes(of_a.dtype);
         if (memcmp(of_a.data, of_b.data, bytes) != 0) {
-            printf("    the gradients of %s, layer %d, differ\n", parameter_table[id].name, layer);
+            printf("    the gradients of %s, layer %d, differ\n", parameter_table[id].hugging_face, layer);
             return false;
         }
     }
@@ -226,7 +226,7 @@ static void check_tensor(struct fixture *f, enum parameter_id id, int layer) {
     EXPECT_NEAR(relative, 0, 1e-6);
 
     if (!(entries <= 1e-6 && relative <= 1e-6)) {
-        printf("    ... in %s, layer %d\n", parameter_table[id].name, layer);
+        printf("    ... in %s, layer %d\n", parameter_table[id].hugging_face, layer);
     }
     free(saved);
     free(direction);
