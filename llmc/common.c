@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -245,6 +246,21 @@ enum status stream_read_all(int file, const char *name, uint8_t **data, size_t *
 cleanup:
     free(buffer);
     return status;
+}
+
+enum status file_read_at(int file, const char *path, void *data, size_t bytes, uint64_t offset) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t got = pread(file, (char *)data + done, bytes - done, (off_t)(offset + done));
+        if (got < 0 && errno != EINTR) {
+            return fail("%s: cannot read at byte %" PRIu64 ": %s", path, offset + done, strerror(errno));
+        }
+        if (got == 0) {
+            return fail("%s: ends at byte %" PRIu64 ", before its header says; restore the file", path,
+                offset + done);
+        }
+        done += got > 0 ? (size_t)got : 0;
+    }
+    return STATUS_OK;
 }
 
 enum status file_read_all(const char *path, uint8_t **data, size_t *bytes) {

@@ -98,6 +98,8 @@ enum status file_sync(const char *path); /* fsync of a file or folder */
 enum status stream_read(int file, const char *name, void *data, size_t bytes, size_t *got);
 enum status stream_write(int file, const char *name, const void *data, size_t bytes);
 enum status stream_read_all(int file, const char *name, uint8_t **data, size_t *bytes);
+/* All of `bytes` at `offset`, which the file's header says are there. Safe from several threads. */
+enum status file_read_at(int file, const char *path, void *data, size_t bytes, uint64_t offset);
 bool path_exists(const char *path);
 bool path_is_directory(const char *path);
 enum status make_directories(const char *path); /* like mkdir -p */

@@ -39,25 +39,6 @@ static enum status fail_entry(const struct safetensors *f, const char *name, con
     return fail("%s: tensor \"%.*s\": %s", f->path, QUOTED_BYTES, name, what);
 }
 
-/* Reads exactly `bytes` at `offset` of the file. */
-static enum status read_at(const struct safetensors *f, uint64_t offset, void *data, size_t bytes) {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t got = pread(f->file, (char *)data + done, bytes - done, (off_t)(offset + done));
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got < 0) {
-            return fail("%s: cannot read: %s", f->path, strerror(errno));
-        }
-        if (got == 0) {
-            return fail(
-                "%s: the file ends at byte %" PRIu64 ", before its header says", f->path, offset + done);
-        }
-        done += (size_t)got;
-    }
-    return STATUS_OK;
-}
-
 static enum status read_metadata(struct safetensors *f, const struct json *metadata) {
     if (metadata->type != JSON_OBJECT) {
         return fail("%s: __metadata__ is not an object", f->path);
@@ -182,7 +163,7 @@ static enum status read_header_text(struct safetensors *f, char **text, size_t *
         return fail("%s: not a safetensors file: only %" PRIu64 " bytes", f->path, f->file_bytes);
     }
     uint64_t length;
-    CHECK(read_at(f, 0, &length, sizeof length));
+    CHECK(file_read_at(f->file, f->path, &length, sizeof length, 0));
     if (length > MAX_HEADER_BYTES || length > f->file_bytes - LENGTH_BYTES) {
         return fail("%s: not a safetensors file, or truncated: a header of %" PRIu64
                     " bytes in a file of %" PRIu64,
@@ -190,7 +171,7 @@ static enum status read_header_text(struct safetensors *f, char **text, size_t *
     }
     f->data_offset = LENGTH_BYTES + length;
     CHECK(ALLOCATE(*text, length));
-    CHECK(read_at(f, LENGTH_BYTES, *text, length));
+    CHECK(file_read_at(f->file, f->path, *text, length, LENGTH_BYTES));
     if (length == 0 || (*text)[0] != '{') {
         return fail("%s: not a safetensors file: the header does not begin with {", f->path);
     }
@@ -271,7 +252,7 @@ enum status safetensors_read(const struct safetensors *f, const struct safetenso
         return fail("%s: tensor \"%.*s\" has %" PRIu64 " bytes, not %zu from %" PRIu64 " on", f->path,
             QUOTED_BYTES, entry->name, size, bytes, offset);
     }
-    return read_at(f, f->data_offset + entry->begin + offset, data, bytes);
+    return file_read_at(f->file, f->path, data, bytes, f->data_offset + entry->begin + offset);
 }
 
 /* The element at `bytes` of a floating-point type; every one of them is exact in double. */

@@ -10,26 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Exactly `bytes` bytes at `offset`. */
-static enum status read_at(const struct shard *shard, void *data, int64_t bytes, int64_t offset) {
-    for (int64_t done = 0; done < bytes;) {
-        ssize_t got = pread(shard->file, (char *)data + done, (size_t)(bytes - done), (off_t)(offset + done));
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got < 0) {
-            return fail(
-                "%s: cannot read at byte %" PRId64 ": %s", shard->path, offset + done, strerror(errno));
-        }
-        if (got == 0) {
-            return fail("%s: ends at byte %" PRId64 ", it was cut while in use; restore the file and resume",
-                shard->path, offset + done);
-        }
-        done += got;
-    }
-    return STATUS_OK;
-}
-
 static enum status check_header(struct shard *shard) {
     struct stat info;
     if (fstat(shard->file, &info) != 0) {
@@ -44,7 +24,7 @@ static enum status check_header(struct shard *shard) {
             shard->path, (int64_t)info.st_size, SHARD_HEADER_BYTES);
     }
     int32_t header[SHARD_HEADER_INTS];
-    CHECK(read_at(shard, header, SHARD_HEADER_BYTES, 0));
+    CHECK(file_read_at(shard->file, shard->path, header, SHARD_HEADER_BYTES, 0));
     if (header[0] != SHARD_MAGIC) {
         return fail("%s: is no token shard (magic number %" PRId32
                     ", not %d); make shards with build/prepare",
@@ -91,7 +71,8 @@ void shard_close(struct shard *shard) {
 }
 
 enum status shard_read(const struct shard *shard, int64_t first, uint16_t *tokens, int64_t count) {
-    return read_at(shard, tokens, 2 * count, SHARD_HEADER_BYTES + 2 * first);
+    return file_read_at(
+        shard->file, shard->path, tokens, 2 * (size_t)count, SHARD_HEADER_BYTES + 2 * (uint64_t)first);
 }
 
 struct shard_writer {

@@ -237,6 +237,24 @@ static void test_files_hold_what_was_written(void) {
     free(data);
 }
 
+static void test_a_part_of_a_file_is_read_whole_or_the_error_says_where_it_ends(void) {
+    char part[4];
+    int file;
+    uint64_t bytes;
+    EXPECT_OK(file_write_all(in_folder("part"), "0123456789", 10));
+    EXPECT_OK(file_open(in_folder("part"), &file, &bytes));
+    EXPECT_OK(file_read_at(file, "part", part, 4, 3));
+    EXPECT(bytes == 10 && memcmp(part, "3456", 4) == 0);
+    EXPECT_OK(file_read_at(file, "part", part, 4, 6));
+    EXPECT_OK(file_read_at(file, "part", part, 0, 99));
+    EXPECT(memcmp(part, "6789", 4) == 0);
+    EXPECT(file_read_at(file, "part", part, 4, 8) == STATUS_ERROR);
+    EXPECT_STRING(error_message(), "part: ends at byte 10, before its header says; restore the file");
+    close(file);
+    EXPECT(file_read_at(file, "part", part, 4, 3) == STATUS_ERROR);
+    EXPECT_CONTAINS(error_message(), "part: cannot read at byte 3");
+}
+
 static void test_a_file_that_does_not_tell_its_size_is_read_to_its_end(void) {
     uint8_t *data = NULL;
     size_t bytes = 0;
@@ -385,6 +403,7 @@ int main(void) {
     RUN(test_floats_round_to_the_nearest_16_bit_float_ties_to_even);
     RUN(test_a_nan_whose_payload_is_cut_off_stays_a_nan);
     RUN(test_files_hold_what_was_written);
+    RUN(test_a_part_of_a_file_is_read_whole_or_the_error_says_where_it_ends);
     RUN(test_a_file_that_does_not_tell_its_size_is_read_to_its_end);
     RUN(test_file_errors_name_the_path_and_the_reason);
     RUN(test_what_is_left_in_a_stream_is_read_from_a_socket_too);
