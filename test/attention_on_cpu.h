@@ -17,13 +17,13 @@
 template <typename Arguments>
 enum status launch(const char *what, void (*kernel)(Arguments), int64_t blocks, int threads, int shared_bytes,
     void *stream, const Arguments &arguments, bool overlap = false) {
-    (void)stream, (void)overlap;
+    (void)stream;
     if (threads > CPU_MOST_THREADS || shared_bytes > CPU_SHARED_BYTES) {
         return fail("%s: %d threads and %d bytes are too many", what, threads, shared_bytes);
     }
-    cpu_run_grid(
-        {(unsigned)blocks, 1}, {(unsigned)threads, 1}, shared_bytes, [&] { kernel(arguments); },
-        CPU_MOST_BLOCKS);
+    cpu_launch(
+        {(unsigned)blocks, 1}, {(unsigned)threads, 1}, shared_bytes, [=] { kernel(arguments); },
+        CPU_MOST_BLOCKS, overlap);
     return STATUS_OK;
 }
 

@@ -2,7 +2,7 @@
    C++ with it.
 
    Threads are fibers of one CPU thread, a switch away from each other; thread blocks run one after the other, or two at a
-   time. A fiber runs until it has to wait: at a barrier, for a counter, or in an instruction that a whole warp takes part
+   time, which may be of two kernels whose launches overlap. A fiber runs until it has to wait: at a barrier, for a counter, or in an instruction that a whole warp takes part
    in (mma, ldmatrix, shuffles), which gathers what every lane brings and gives every lane its own. Warps run as far as
    they can before the next one gets its turn. Asynchronous copies happen at once, or as late as they may: when they are
    waited for. Between those two, and with warps and thread blocks in both orders, a missing wait or barrier has a good
@@ -21,6 +21,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <list>
 #include <memory>
 #include <setjmp.h>
 #include <type_traits>
@@ -102,9 +103,25 @@ enum {
     CPU_NAMED_BARRIERS = 16
 };
 
+/* A kernel that has been launched and has not ended. */
+struct cpu_grid {
+    cpu_index size, block;
+    int threads, shared_bytes; /* of a block */
+    std::function<void()> body;
+    int most_blocks; /* at a time */
+    unsigned started, asked,
+        done; /* of its blocks; asked: for the next kernel's start, and those that are done */
+
+    unsigned blocks() const {
+        return size.x * size.y;
+    }
+};
+
 struct cpu_block {
     cpu_thread threads[CPU_MOST_THREADS];
     cpu_index index;
+    cpu_grid *grid;
+    bool asked;
     cpu_barrier warps[CPU_MOST_THREADS / CPU_LANES], named[CPU_NAMED_BARRIERS];
     bool left; /* whether any of its threads is */
 };
@@ -114,9 +131,7 @@ static struct {
     cpu_block blocks[CPU_MOST_BLOCKS];
     cpu_thread *running;
     jmp_buf scheduler;
-    int thread_count; /* of a block */
-    int shared_bytes; /* that a block asked for */
-    std::function<void()> body;
+    std::list<cpu_grid> grids;    /* in the order of their launches */
     bool copies_late, last_first; /* last_first: of warps and of thread blocks */
 } cpu;
 
@@ -129,7 +144,8 @@ inline cpu_block &cpu_my_block() {
 
 #define threadIdx (cpu.running->index)
 #define blockIdx (cpu_my_block().index)
-static cpu_index gridDim, blockDim;
+#define gridDim (cpu_my_block().grid->size)
+#define blockDim (cpu_my_block().grid->block)
 
 inline void cpu_fail(const char *what) {
     printf("    cuda_on_cpu: %s (block %u %u, thread %u %u)\n", what, blockIdx.x, blockIdx.y, threadIdx.x,
@@ -140,7 +156,7 @@ inline void cpu_fail(const char *what) {
 /* What a GPU would not launch. */
 inline void cpu_launch_bounds(int most_threads, int least_blocks = 1) {
     (void)least_blocks; /* is for the compiler */
-    if (cpu.thread_count > most_threads) {
+    if (cpu_my_block().grid->threads > most_threads) {
         cpu_fail("a block has more threads than its kernel's __launch_bounds__");
     }
 }
@@ -155,7 +171,7 @@ __attribute__((noinline)) inline void cpu_yield() {
 /* A fiber runs the bodies of one block after the other. */
 inline void cpu_enter() {
     for (;;) {
-        cpu.body();
+        cpu_my_block().grid->body();
         cpu.running->done = true;
         cpu_yield();
     }
@@ -220,7 +236,7 @@ template <typename Take> inline auto cpu_with_warp(const uint32_t *bring, int co
 /* Runs the fibers of a warp once each; whether any is left. */
 inline bool cpu_run_warp(cpu_block &block, int warp) {
     bool left = false;
-    int end = std::min((warp + 1) * CPU_LANES, cpu.thread_count);
+    int end = std::min((warp + 1) * CPU_LANES, block.grid->threads);
     for (int i = warp * CPU_LANES; i < end; i++) {
         cpu_thread &t = block.threads[i];
         if (!t.done) {
@@ -231,36 +247,56 @@ inline bool cpu_run_warp(cpu_block &block, int warp) {
     return left;
 }
 
-inline void cpu_start_block(int place, cpu_index index) {
+inline void cpu_start_block(int place, cpu_grid &grid) {
     cpu_block &block = cpu.blocks[place];
-    block.index = index;
+    unsigned number = cpu.last_first ? grid.blocks() - 1 - grid.started : grid.started;
+    block.index = {number % grid.size.x, number / grid.size.x};
+    block.grid = &grid;
+    block.asked = false;
     block.left = true;
+    grid.started++;
     memset(shared + place * CPU_SHARED_BYTES, 0xFF, CPU_SHARED_BYTES);
     memset(block.warps, 0, sizeof block.warps);
     memset(block.named, 0, sizeof block.named);
-    for (int i = 0; i < cpu.thread_count; i++) {
+    for (int i = 0; i < grid.threads; i++) {
         cpu_thread &t = block.threads[i];
         t.block = place;
-        t.index = {(unsigned)i % blockDim.x, (unsigned)i / blockDim.x};
+        t.index = {(unsigned)i % grid.block.x, (unsigned)i / grid.block.x};
         t.done = false;
         t.groups.clear();
         t.open_group.clear();
     }
 }
 
+/* The block has no objection to the next kernel's start. */
+inline void cpu_ask_for_next(cpu_block &block) {
+    block.grid->asked += !block.asked;
+    block.asked = true;
+}
+
 inline void cpu_end_block(int place) {
+    cpu_block &block = cpu.blocks[place];
+    cpu_grid &grid = *block.grid;
     const unsigned char *rest =
-        shared + place * CPU_SHARED_BYTES + cpu.shared_bytes; /* all of it is 0xFF still */
-    size_t bytes = CPU_SHARED_BYTES - (size_t)cpu.shared_bytes;
+        shared + place * CPU_SHARED_BYTES + grid.shared_bytes; /* all of it is 0xFF still */
+    size_t bytes = CPU_SHARED_BYTES - (size_t)grid.shared_bytes;
     if (bytes > 0 && (rest[0] != 0xFF || memcmp(rest, rest + 1, bytes - 1) != 0)) {
         cpu_fail("a write behind the shared memory that the block asked for");
+    }
+    cpu_ask_for_next(block);
+    if (++grid.done == grid.blocks()) {
+        if (&grid != &cpu.grids.front()) {
+            cpu_fail("a kernel ends before the one that it overlaps with: what follows waits for the last "
+                     "one only");
+        }
+        cpu.grids.pop_front();
     }
 }
 
 /* Runs the warps of a block, each as far as it goes by itself. */
 inline void cpu_run_block(int place) {
     cpu_block &block = cpu.blocks[place];
-    int warps = (cpu.thread_count + CPU_LANES - 1) / CPU_LANES;
+    int warps = (block.grid->threads + CPU_LANES - 1) / CPU_LANES;
     block.left = false;
     for (int i = 0; i < warps; i++) {
         int warp = cpu.last_first ? warps - 1 - i : i;
@@ -277,40 +313,53 @@ inline void cpu_run_block(int place) {
     }
 }
 
-/* With last_first the block that started last is much faster than the one before: it overtakes it unless it waits. */
-inline void cpu_run_grid(cpu_index grid, cpu_index block, int shared_bytes, const std::function<void()> &body,
-    int blocks_at_a_time = 1) {
+/* The kernel whose block is the next one to start: the oldest that has any left, once the one before it allows it. */
+inline cpu_grid *cpu_next_grid() {
+    bool allowed = true;
+    for (cpu_grid &grid : cpu.grids) {
+        if (grid.started < grid.blocks()) {
+            return allowed && grid.started - grid.done < (unsigned)grid.most_blocks ? &grid : nullptr;
+        }
+        allowed = grid.asked == grid.blocks();
+    }
+    return nullptr;
+}
+
+/* Runs what has been launched. With last_first the block that started last is much faster than the one before: it overtakes
+   it unless it waits. */
+inline void cpu_run() {
     enum { MOST_ROUNDS = 1000000, FAST = 10 };
-    cpu.body = body;
-    cpu.thread_count = (int)(block.x * block.y);
-    cpu.shared_bytes = shared_bytes;
-    gridDim = grid, blockDim = block;
-    unsigned started = 0, blocks = grid.x * grid.y;
     int newest = 0;
-    bool left = true;
-    for (int round = 0; left; round++) {
-        for (int place = 0; place < blocks_at_a_time && started < blocks; place++) {
-            if (!cpu.blocks[place].left) {
-                unsigned number = cpu.last_first ? blocks - 1 - started : started;
-                cpu_start_block(place, {number % grid.x, number / grid.x});
+    for (int round = 0; !cpu.grids.empty(); round++) {
+        for (int place = 0; place < CPU_MOST_BLOCKS; place++) {
+            cpu_grid *grid = cpu.blocks[place].left ? nullptr : cpu_next_grid();
+            if (grid != nullptr) {
+                cpu_start_block(place, *grid);
                 cpu_run_block(place); /* as far as to its place in the order of starting */
-                started++;
                 newest = place;
                 round = 0;
             }
         }
-        left = started < blocks;
-        for (int place = 0; place < blocks_at_a_time; place++) {
+        for (int place = 0; place < CPU_MOST_BLOCKS; place++) {
             int turns = cpu.last_first && place == newest ? FAST : 1;
             for (int turn = 0; turn < turns && cpu.blocks[place].left; turn++) {
                 cpu_run_block(place);
             }
-            left |= cpu.blocks[place].left;
         }
         if (round == MOST_ROUNDS) {
             cpu_fail("threads wait for each other");
         }
     }
+}
+
+/* What is launched runs when cpu_run is called: here, before a kernel that does not overlap with it. */
+inline void cpu_launch(cpu_index grid, cpu_index block, int shared_bytes, const std::function<void()> &body,
+    int blocks_at_a_time = 1, bool overlaps = false) {
+    if (!overlaps) {
+        cpu_run();
+    }
+    cpu.grids.push_back(
+        {grid, block, (int)(block.x * block.y), shared_bytes, body, blocks_at_a_time, 0, 0, 0});
 }
 
 /* ---- instructions ---- */
@@ -320,7 +369,7 @@ inline float exp2_fast(float x) {
 }
 
 inline void __syncthreads() {
-    cpu_wait(cpu_my_block().named[0], cpu.thread_count);
+    cpu_wait(cpu_my_block().named[0], cpu_my_block().grid->threads);
 }
 inline void barrier(int which, int threads) {
     if (which < 0 || which >= CPU_NAMED_BARRIERS || threads % CPU_LANES != 0) {
@@ -328,10 +377,19 @@ inline void barrier(int which, int threads) {
     }
     cpu_wait(cpu_my_block().named[which], threads);
 }
-/* launches do not overlap here */
+/* With last_first a block takes its time from here on, the second one more: the next kernel begins before it has done
+   anything, if that is allowed. */
 inline void launch_next() {
+    enum { SLOW = 20 };
+    cpu_ask_for_next(cpu_my_block());
+    for (int round = 0; cpu.last_first && round < SLOW * (cpu.running->block + 1); round++) {
+        cpu_yield();
+    }
 }
 inline void wait_for_previous() {
+    while (&cpu.grids.front() != cpu_my_block().grid) {
+        cpu_yield();
+    }
 }
 inline void __syncwarp() {
     cpu_wait(cpu_warp_barrier(), CPU_LANES);
@@ -379,7 +437,7 @@ inline uint32_t shared_address(const void *pointer) {
 
 /* The bytes at a shared address, aligned, inside of what the block asked for. */
 inline unsigned char *cpu_shared(uint32_t address, uint32_t bytes) {
-    if (address % bytes != 0 || address + bytes > (uint32_t)cpu.shared_bytes) {
+    if (address % bytes != 0 || address + bytes > (uint32_t)cpu_my_block().grid->shared_bytes) {
         cpu_fail("access outside of shared memory, or misaligned");
     }
     return shared + cpu.running->block * CPU_SHARED_BYTES + address;

@@ -151,8 +151,9 @@ cudaError_t cudaLaunchKernelEx(
     if (config->dynamicSmemBytes > (size_t)most_bytes) {
         return cudaErrorInvalidValue;
     }
-    cpu_run_grid(
+    cpu_launch(
         {grid.x, grid.y}, {block.x, block.y}, (int)config->dynamicSmemBytes, [=] { kernel(arguments...); });
+    cpu_run();
     return cudaSuccess;
 }
 

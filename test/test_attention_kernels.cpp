@@ -126,6 +126,7 @@ static void run_problem(
     EXPECT(attention_check(kernel, &p.kernel, true) == STATUS_OK);
     EXPECT(forward(&p.kernel) == STATUS_OK);
     EXPECT(backward(&p.kernel) == STATUS_OK);
+    cpu_run();
 }
 
 template <enum dtype TYPE>
