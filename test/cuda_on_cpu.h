@@ -144,8 +144,7 @@ inline cpu_block &cpu_my_block() {
 
 #define threadIdx (cpu.running->index)
 #define blockIdx (cpu_my_block().index)
-#define gridDim (cpu_my_block().grid->size)
-#define blockDim (cpu_my_block().grid->block)
+static cpu_index gridDim, blockDim; /* of the running thread */
 
 inline void cpu_fail(const char *what) {
     printf("    cuda_on_cpu: %s (block %u %u, thread %u %u)\n", what, blockIdx.x, blockIdx.y, threadIdx.x,
@@ -181,6 +180,7 @@ inline void cpu_enter() {
 __attribute__((noinline)) inline void cpu_resume(cpu_thread &t) {
     enum { STACK_BYTES = 100000 }; /* no power of two: stacks use other sets of the cache */
     cpu.running = &t;
+    gridDim = cpu_my_block().grid->size, blockDim = cpu_my_block().grid->block;
     if (_setjmp(cpu.scheduler) != 0) {
         return;
     }
