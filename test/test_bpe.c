@@ -7,6 +7,7 @@
 #include "llmc/tokenizer.h"
 #include "llmc/tokenizer_batch.h"
 #include "llmc/unicode_tables.h"
+#include "folder.h"
 #include "test.h"
 
 #include <limits.h>
@@ -372,12 +373,8 @@ static void test_pieces_encode_the_same_by_any_number_of_threads(void) {
 
 /* ---- files ---- */
 
-static char folder[64];
-
 static void write_file(const char *name, const char *text, size_t bytes) {
-    char path[PATH_MAX];
-    EXPECT(path_join(path, sizeof path, folder, name) == STATUS_OK);
-    EXPECT(file_write_all(path, text, bytes) == STATUS_OK);
+    EXPECT(file_write_all(in_folder(name), text, bytes) == STATUS_OK);
 }
 
 /* A golden file with the first `from` in it replaced by `to`, as NAME in the test's folder. */
@@ -398,10 +395,8 @@ static void write_changed(const char *name, const char *from, const char *to) {
 }
 
 static void expect_refused(const char *name, const char *message) {
-    char path[PATH_MAX];
     struct tokenizer *tokenizer = (struct tokenizer *)&folder;
-    EXPECT(path_join(path, sizeof path, folder, name) == STATUS_OK);
-    EXPECT(tokenizer_open(&tokenizer, path) == STATUS_ERROR);
+    EXPECT(tokenizer_open(&tokenizer, in_folder(name)) == STATUS_ERROR);
     EXPECT(tokenizer == NULL);
     EXPECT_CONTAINS(error_message(), message);
     EXPECT_CONTAINS(error_message(), folder);
@@ -493,10 +488,8 @@ static void test_damaged_merges_are_refused_by_their_number(void) {
     write_changed("vocab.json", "{", "{");
     for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
         write_changed(damages[i].name, damages[i].from, damages[i].to);
-        char path[PATH_MAX];
-        EXPECT(path_join(path, sizeof path, folder, "vocab.json") == STATUS_OK);
         struct tokenizer *tokenizer = NULL;
-        EXPECT(tokenizer_open(&tokenizer, path) == STATUS_ERROR);
+        EXPECT(tokenizer_open(&tokenizer, in_folder("vocab.json")) == STATUS_ERROR);
         EXPECT_CONTAINS(error_message(), damages[i].message);
         EXPECT_CONTAINS(error_message(), "/merges.txt: ");
     }
@@ -507,15 +500,13 @@ static void test_damaged_merges_are_refused_by_their_number(void) {
 }
 
 static void test_missing_and_strange_files_are_named(void) {
-    char path[PATH_MAX], big[PATH_MAX];
     struct tokenizer *tokenizer;
-    EXPECT(path_join(path, sizeof path, folder, "empty") == STATUS_OK && make_directories(path) == STATUS_OK);
+    EXPECT(make_directories(in_folder("empty")) == STATUS_OK);
     expect_refused("empty", "this folder has no vocab.json with merges.txt, and no tokenizer.json");
-    EXPECT(path_join(path, sizeof path, folder, "empty/vocab.json") == STATUS_OK);
-    EXPECT(file_write_all(path, "{}", 2) == STATUS_OK);
+    write_file("empty/vocab.json", "{}", 2);
     expect_refused("empty/vocab.json", "there is no merges.txt beside it");
-    EXPECT(path_join(big, sizeof big, folder, "big") == STATUS_OK);
-    EXPECT(file_write_all(big, "", 0) == STATUS_OK && truncate(big, (off_t)17 << 20) == 0);
+    write_file("big", "", 0);
+    EXPECT(truncate(in_folder("big"), (off_t)17 << 20) == 0);
     expect_refused("big", "a file of its kind has at most 16 MiB");
     EXPECT(tokenizer_open(&tokenizer, "/dev/zero") == STATUS_ERROR);
     EXPECT_STRING(error_message(), "/dev/zero: is not a file");
@@ -572,12 +563,10 @@ static void test_tokens_without_merges_are_read_but_not_made(void) {
 }
 
 static bool same_file(const char *golden_name, const char *name) {
-    char path[PATH_MAX];
     size_t golden_bytes, bytes = 0;
     uint8_t *data = NULL;
     char *golden = read_golden(golden_name, &golden_bytes);
-    EXPECT(path_join(path, sizeof path, folder, name) == STATUS_OK);
-    EXPECT(file_read_all(path, &data, &bytes) == STATUS_OK);
+    EXPECT(file_read_all(in_folder(name), &data, &bytes) == STATUS_OK);
     bool same = bytes == golden_bytes && memcmp(data, golden, bytes) == 0;
     free(data);
     free(golden);
@@ -589,9 +578,7 @@ static void test_saved_files_are_those_that_were_read(void) {
     EXPECT(tokenizer_save(tokenizer, folder) == STATUS_OK);
     EXPECT(same_file("vocab.json", "vocab.json"));
     EXPECT(same_file("merges.txt", "merges.txt"));
-    char path[PATH_MAX];
-    EXPECT(path_join(path, sizeof path, folder, "tokenizer.json") == STATUS_OK);
-    struct tokenizer *again = open_golden(path);
+    struct tokenizer *again = open_golden(in_folder("tokenizer.json"));
     EXPECT(again->vocab_size == tokenizer->vocab_size && again->end_of_text == tokenizer->end_of_text);
     EXPECT(memcmp(again->offsets, tokenizer->offsets, (GOLDEN_TOKENS + 1) * sizeof *again->offsets) == 0);
     EXPECT(memcmp(again->bytes, tokenizer->bytes, again->offsets[GOLDEN_TOKENS]) == 0);
@@ -679,12 +666,7 @@ static void test_a_vocabulary_smaller_than_the_bytes_is_refused(void) {
 }
 
 int main(void) {
-    const char *temporary = getenv("TMPDIR");
-    snprintf(folder, sizeof folder, "%.40s/test_bpe.XXXXXX", temporary != NULL ? temporary : "/tmp");
-    if (mkdtemp(folder) == NULL) {
-        perror(folder);
-        return 1;
-    }
+    make_folder("test_bpe");
     RUN(test_the_unicode_tables_have_the_letters_numbers_and_spaces_of_unicode_16);
     RUN(test_a_text_is_cut_into_words_by_the_pattern_of_gpt2);
     RUN(test_bytes_that_are_not_utf8_go_with_the_word_around_them);

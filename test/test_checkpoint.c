@@ -7,6 +7,7 @@
 
 #include "llmc/checksum.h"
 #include "llmc/safetensors.h"
+#include "folder.h"
 #include "test.h"
 
 #include <dirent.h>
@@ -22,7 +23,6 @@
 #include <unistd.h>
 
 enum { PATH_BYTES = 4096 };
-static char folder[PATH_BYTES / 4]; /* of this process, removed at the end */
 static char run_dir[PATH_BYTES / 2];
 
 static const struct model_config multi_head = {2, 16, 4, 4, 8, 150}; /* 256 rows of padded vocabulary */
@@ -1176,12 +1176,7 @@ static void test_pruning_leaves_what_is_not_a_checkpoint(void) {
 }
 
 int main(void) {
-    const char *parent = getenv("TMPDIR");
-    snprintf(folder, sizeof folder, "%s/test_checkpoint.XXXXXX", parent != NULL ? parent : "/tmp");
-    if (mkdtemp(folder) == NULL) {
-        perror(folder);
-        return 1;
-    }
+    make_folder("test_checkpoint");
     RUN(test_the_state_reads_back_bit_by_bit);
     RUN(test_a_state_that_is_not_one_is_refused);
     RUN(test_any_ranks_and_zero_stage_read_what_any_other_wrote);

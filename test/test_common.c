@@ -1,5 +1,6 @@
 /* llmc/common.c: the error's one line, element types bit by bit, files and folders. */
 #include "llmc/common.h"
+#include "folder.h"
 #include "test.h"
 
 #include <errno.h>
@@ -9,14 +10,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static char folder[PATH_MAX]; /* of this run, removed at the end */
-
-static const char *in_folder(const char *name) {
-    static char path[PATH_MAX * 2];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return path;
-}
 
 /* ---- errors ---- */
 
@@ -385,12 +378,7 @@ static void test_the_log_prints_lines_until_it_is_switched_off(void) {
 }
 
 int main(void) {
-    const char *parent = getenv("TMPDIR");
-    snprintf(folder, sizeof folder, "%s/test_common.XXXXXX", parent != NULL ? parent : "/tmp");
-    if (mkdtemp(folder) == NULL) {
-        perror(folder);
-        return 1;
-    }
+    make_folder("test_common");
     RUN(test_a_message_is_one_line_whatever_it_quotes);
     RUN(test_a_message_may_quote_the_one_before);
     RUN(test_a_message_that_is_too_long_is_cut);

@@ -1,5 +1,6 @@
 /* Shards and the data loader. Tests know a window by its first token: most shards here are 0, 1, 2, ... */
 #include "llmc/dataloader.h"
+#include "folder.h"
 #include "test.h"
 
 #include <fcntl.h>
@@ -11,31 +12,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- a folder for the test's files ---- */
+/* ---- the test's files ---- */
 
-static char folder[PATH_MAX];
-static char all_shards[PATH_MAX + 8]; /* the folder's glob */
-
-static const char *in_folder(const char *name) {
-    static char path[PATH_MAX + 64]; /* until the next call */
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return path;
-}
-
-static void make_folder(void) {
-    const char *base = getenv("TMPDIR");
-    snprintf(folder, sizeof folder, "%s/test_dataloader.XXXXXX", base != NULL ? base : "/tmp");
-    if (mkdtemp(folder) == NULL) {
-        perror(folder);
-        exit(1);
-    }
-    snprintf(all_shards, sizeof all_shards, "%s/*.bin", folder);
-}
-
-static void empty_folder(void) {
-    EXPECT(remove_tree(folder) == STATUS_OK);
-    EXPECT(make_directories(folder) == STATUS_OK);
-}
+static char all_shards[2048]; /* the folder's glob */
 
 /* `count` tokens first, first + 1, ...; by hand, because shard_write waits for the disk */
 static void write_counting_shard(const char *name, int first, int count) {
@@ -824,7 +803,8 @@ static void test_synthetic_tokens_are_uniform_over_the_vocabulary(void) {
     } while (0)
 
 int main(void) {
-    make_folder();
+    make_folder("test_dataloader");
+    snprintf(all_shards, sizeof all_shards, "%s/*.bin", folder);
     RUN_IN_EMPTY_FOLDER(test_a_shard_is_1024_header_bytes_then_16_bit_tokens);
     RUN_IN_EMPTY_FOLDER(test_a_shard_written_in_pieces_equals_one_written_at_once);
     RUN_IN_EMPTY_FOLDER(test_a_shard_cannot_be_written_where_there_is_no_folder_or_no_room);

@@ -1,5 +1,6 @@
 /* Weights from Hugging Face folders: in one file or several, with or without the prefix, in every float type, with the
    head stored; and what is wrong with a folder is said in one line that names the file. */
+#include "folder.h"
 #include "test.h"
 
 #include <stdlib.h>
@@ -10,7 +11,6 @@
 #include "llmc/safetensors.h"
 
 static const struct model_config config = {2, 12, 3, 3, 5, 7};
-static char folder[] = "/tmp/test_hugging_face.XXXXXX";
 
 /* ---- a model's tensors ---- */
 
@@ -77,15 +77,10 @@ static void encode(void *out, const float *values, int64_t count, enum dtype dty
     }
 }
 
-static void path_of(char out[300], const char *name) {
-    snprintf(out, 300, "%s/%s", folder, name);
-}
-
 /* Every `parts`-th tensor from `part` on. */
 static void write_file(const struct files *f, const char *name, int part, int parts) {
     struct safetensors_entry entries[MOST_TENSORS] = {{0}};
     struct safetensors_writer *w;
-    char path[300];
     int count = 0;
     for (int i = part; i < f->count; i += parts) {
         const struct tensor_file *t = &f->tensors[i];
@@ -94,8 +89,7 @@ static void write_file(const struct files *f, const char *name, int part, int pa
         entries[count].dimensions = t->dimensions;
         memcpy(entries[count++].shape, t->shape, sizeof t->shape);
     }
-    path_of(path, name);
-    EXPECT(safetensors_create(&w, path, entries, (size_t)count, NULL, NULL, 0) == STATUS_OK);
+    EXPECT(safetensors_create(&w, in_folder(name), entries, (size_t)count, NULL, NULL, 0) == STATUS_OK);
     for (int i = part; i < f->count; i += parts) {
         const struct tensor_file *t = &f->tensors[i];
         int64_t values = t->shape[0] * (t->dimensions == 2 ? t->shape[1] : 1);
@@ -107,9 +101,7 @@ static void write_file(const struct files *f, const char *name, int part, int pa
 }
 
 static void write_text(const char *name, const char *text) {
-    char path[300];
-    path_of(path, name);
-    EXPECT(file_write_all(path, text, strlen(text)) == STATUS_OK);
+    EXPECT(file_write_all(in_folder(name), text, strlen(text)) == STATUS_OK);
 }
 
 static void write_index(const struct files *f, int parts) {
@@ -130,11 +122,6 @@ static void write_parts(const struct files *f, int parts) {
         write_file(f, name, part, parts);
     }
     write_index(f, parts);
-}
-
-static void clear_folder(void) {
-    EXPECT(remove_tree(folder) == STATUS_OK);
-    EXPECT(make_directories(folder) == STATUS_OK);
 }
 
 /* ---- reading ---- */
@@ -200,7 +187,7 @@ static void test_one_file_and_several_in_every_float_type_with_and_without_the_p
     for (int i = 0; i < 4 * 2 * 3; i++) {
         struct files f;
         int parts = i / 8 == 0 ? 0 : i / 8 == 1 ? 1 : 7;
-        clear_folder();
+        empty_folder();
         make_tensors(&f, prefixes[i % 2]);
         f.dtype = dtypes[i / 2 % 4];
         if (parts == 0) {
@@ -218,7 +205,7 @@ static void test_a_stored_head_must_be_the_token_embedding(void) {
     add_head(&f);
     for (int parts = 0; parts <= 3; parts += 3) {
         for (int different = 0; different < 2; different++) {
-            clear_folder();
+            empty_folder();
             f.tensors[f.count - 1].values[80] = value_of(0, 80) + (float)different;
             if (parts == 0) {
                 write_file(&f, "model.safetensors", 0, 1);
@@ -236,7 +223,7 @@ static void test_a_stored_head_must_be_the_token_embedding(void) {
 
 static void test_what_is_missing_or_of_another_shape_is_named(void) {
     struct files f;
-    clear_folder();
+    empty_folder();
     expect_refused("no model.safetensors in it");
     make_tensors(&f, "transformer.");
     strcpy(f.tensors[9].name, "something else");
@@ -269,7 +256,7 @@ static void test_a_wrong_index_is_refused_in_one_line(void) {
         {"{\"weight_map\": {\"a\": \"model.safetensors.index.json\"}}", "model.safetensors.index.json"},
     };
     struct files f;
-    clear_folder();
+    empty_folder();
     make_tensors(&f, "transformer.");
     write_parts(&f, 2);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -279,9 +266,7 @@ static void test_a_wrong_index_is_refused_in_one_line(void) {
 }
 
 int main(void) {
-    if (mkdtemp(folder) == NULL) {
-        return 1;
-    }
+    make_folder("test_hugging_face");
     RUN(test_one_file_and_several_in_every_float_type_with_and_without_the_prefix);
     RUN(test_a_stored_head_must_be_the_token_embedding);
     RUN(test_what_is_missing_or_of_another_shape_is_named);

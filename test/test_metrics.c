@@ -1,6 +1,7 @@
 /* What a run tells: FLOPs against the figures that the project measures itself by, what a terminal and a file show,
    and that log.jsonl survives a kill, a resume and a full disk. */
 #include "llmc/metrics.h"
+#include "folder.h"
 #include "test.h"
 
 #include <errno.h>
@@ -15,8 +16,7 @@
 #include <termios.h>
 #include <unistd.h>
 
-static char folder[] = "/tmp/flashgpt-metrics-XXXXXX";
-static char log_path[64];
+static char log_path[2048];
 
 /* ---- FLOPs ---- */
 
@@ -225,8 +225,7 @@ static char *read_text(const char *path) {
 
 /* What a run of 6 steps prints into a file. */
 static char *plain_output(bool quiet, int print_every) {
-    char path[64];
-    snprintf(path, sizeof path, "%s/stdout", folder);
+    const char *path = in_folder("stdout");
     int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     int saved = redirect_stdout(file);
     struct metrics_log *log = NULL;
@@ -613,7 +612,7 @@ static void test_lines_that_a_full_disk_does_not_take_are_lost_with_one_warning_
     EXPECT(stat(log_path, &info) == 0);
     struct rlimit old, limit;
     struct captured errors;
-    char expected[300];
+    char expected[sizeof log_path + 300];
     getrlimit(RLIMIT_FSIZE, &old);
     limit = old;
     limit.rlim_cur = (rlim_t)info.st_size + 10; /* some bytes of the next line */
@@ -695,10 +694,7 @@ static void test_a_log_that_another_run_writes_is_left_alone(void) {
 }
 
 int main(void) {
-    if (mkdtemp(folder) == NULL) {
-        perror(folder);
-        return 1;
-    }
+    make_folder("test_metrics");
     snprintf(log_path, sizeof log_path, "%s/log.jsonl", folder);
     RUN(test_flops_per_token_are_those_of_the_measured_runs);
     RUN(test_causal_flops_halve_attention_alone);

@@ -2,6 +2,7 @@
    the file, and a disk that takes no more is noticed. */
 #include "llmc/safetensors.h"
 #include "llmc/checksum.h"
+#include "folder.h"
 #include "test.h"
 
 #include <errno.h>
@@ -11,7 +12,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-static char folder[PATH_MAX]; /* of this run, removed at the end */
 static char path[PATH_MAX * 2];
 
 /* A file of the header's length (or, not 0, `claimed_bytes`), the header and `data_bytes` zeros. */
@@ -358,12 +358,7 @@ static void test_a_disk_that_takes_no_more_is_told_with_the_file_and_the_reason(
 }
 
 int main(void) {
-    const char *parent = getenv("TMPDIR");
-    snprintf(folder, sizeof folder, "%s/test_safetensors.XXXXXX", parent != NULL ? parent : "/tmp");
-    if (mkdtemp(folder) == NULL) {
-        perror(folder);
-        return 1;
-    }
+    make_folder("test_safetensors");
     snprintf(path, sizeof path, "%s/file.safetensors", folder);
     RUN(test_a_header_is_read_with_its_tensors_in_the_order_of_their_data);
     RUN(test_a_file_without_tensors_is_valid);
