@@ -98,7 +98,8 @@ struct backend {
     enum status (*memory_allocate)(
         struct backend *b, void **out, size_t bytes); /* 256-byte aligned, not zeroed */
     void (*memory_free)(struct backend *b, void *pointer);
-    /* Bytes in use by this process on the device now and at most so far, and the device's total; 0: unknown. */
+    /* Bytes in use now and, as far as it was looked, at most so far, and the device's total; 0: unknown. On the CPU what
+       this backend has allocated; on a GPU all that its driver reports, also of other processes. */
     void (*memory_usage)(struct backend *b, uint64_t *used, uint64_t *peak, uint64_t *total);
     /* The host buffer may be reused at once. */
     enum status (*copy_to_device)(struct backend *b, void *device, const void *host, size_t bytes);
@@ -115,7 +116,7 @@ struct backend {
     enum status (*add)(struct backend *b, struct tensor out, struct tensor in, int64_t count);
     enum status (*fill)(struct backend *b, struct tensor out, double value, int64_t count);
     /* out[i] = std * z(seed, stream, first + i), z as random_normal of random.h: the same values on every backend
-       (rounded to out.dtype). Rows of the result: for parameters laid out over several calls, any split gives the same. */
+       (rounded to out.dtype), and over several calls the same in any split. */
     enum status (*random_normal)(struct backend *b, struct tensor out, int64_t count, uint64_t seed,
         uint64_t stream, int64_t first, double std);
 
@@ -133,10 +134,10 @@ struct backend {
     /* out (N,C), mean (N), rstd (N) from in (N,C) */
     enum status (*layernorm_forward)(struct backend *b, void *out, void *mean, void *rstd, const void *in,
         const void *weight, const void *bias, int64_t rows, int channels);
-    /* sum (N,C) = a + b; then layernorm_forward of sum. `sum` may be `a` or `b`. */
+    /* sum (N,C) = a + addend; then layernorm_forward of sum. `sum` may be `a` or `addend`. */
     enum status (*residual_layernorm_forward)(struct backend *b, void *sum, void *out, void *mean, void *rstd,
         const void *a, const void *addend, const void *weight, const void *bias, int64_t rows, int channels);
-    /* out (N,C) = a + b; `out` may be `a` or `b` */
+    /* out = a + addend, `count` elements each; `out` may be `a` or `addend` */
     enum status (*residual_forward)(
         struct backend *b, void *out, const void *a, const void *addend, int64_t count);
     /* d_in (N,C) += dL/din when accumulate_input (the residual stream's gradient), else = .
