@@ -112,7 +112,7 @@ struct backend {
     /* ---- values ---- */
     /* out[i] = in[i], converted; F32, F64 (CPU), BF16, F16. */
     enum status (*convert)(struct backend *b, struct tensor out, struct tensor in, int64_t count);
-    /* out[i] += in[i], the same types */
+    /* out[i] += in[i], in any pair of these types. */
     enum status (*add)(struct backend *b, struct tensor out, struct tensor in, int64_t count);
     enum status (*fill)(struct backend *b, struct tensor out, double value, int64_t count);
     /* out[i] = std * z(seed, stream, first + i), z as random_normal of random.h: the same values on every backend
