@@ -8,14 +8,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* One that nobody has now at any address; nobody is likely to take it before the ranks do. */
-static inline int free_port(void) {
+/* One that nobody has now at any address, and that the system gives to nobody else until *holder is closed: ranks can
+   listen at it, since the holder does not, and allow that an address is used again, as the holder does. */
+static inline int hold_port(int *holder) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
     socklen_t size = sizeof address;
-    int file = socket(AF_INET, SOCK_STREAM, 0);
-    EXPECT(bind(file, (struct sockaddr *)&address, size) == 0);
-    EXPECT(getsockname(file, (struct sockaddr *)&address, &size) == 0);
-    close(file);
+    int on = 1;
+    *holder = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    EXPECT(setsockopt(*holder, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0);
+    EXPECT(bind(*holder, (struct sockaddr *)&address, size) == 0);
+    EXPECT(getsockname(*holder, (struct sockaddr *)&address, &size) == 0);
     return ntohs(address.sin_port);
 }
 

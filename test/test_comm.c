@@ -38,6 +38,7 @@ struct team {
     struct report *reports; /* [MAX_RANKS] */
     pid_t process[MAX_RANKS];
     int ending[MAX_RANKS];
+    int port_holder;
 };
 
 static enum status join(struct comm **out, const struct team *team, int rank, int port) {
@@ -61,7 +62,7 @@ static void team_start(struct team *team, int ranks, size_t window_bytes, double
     EXPECT(comm_shared_memory_create(&team->memory, ranks, window_bytes) == STATUS_OK);
     size_t bytes = MAX_RANKS * sizeof(struct report);
     team->reports = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    int port = over_tcp ? free_port() : 0;
+    int port = hold_port(&team->port_holder);
     fflush(stdout);
     for (int rank = 0; rank < ranks; rank++) {
         team->process[rank] = fork();
@@ -103,6 +104,7 @@ static void team_wait(struct team *team) {
 }
 
 static void team_free(struct team *team) {
+    close(team->port_holder);
     comm_shared_memory_free(team->memory);
     munmap(team->reports, MAX_RANKS * sizeof(struct report));
 }

@@ -25,7 +25,7 @@ struct outcome {
 
 struct team {
     const char *address;
-    int port, started;
+    int port, port_holder, started;
     struct outcome *outcomes; /* in the order in which they were started */
     pid_t process[MOST];
 };
@@ -33,7 +33,7 @@ struct team {
 static void team_start(struct team *team, const char *address) {
     memset(team, 0, sizeof *team);
     team->address = address;
-    team->port = free_port();
+    team->port = hold_port(&team->port_holder);
     team->outcomes =
         mmap(NULL, MOST * sizeof(struct outcome), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 }
@@ -107,6 +107,7 @@ static void team_wait(struct team *team) {
 }
 
 static void team_free(struct team *team) {
+    close(team->port_holder);
     munmap(team->outcomes, MOST * sizeof(struct outcome));
 }
 
