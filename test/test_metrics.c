@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/file.h>
@@ -327,16 +326,19 @@ static bool open_terminal(int *master, int *slave) {
         return false;
     }
     cfmakeraw(&raw); /* what is read is what was written */
-    return tcsetattr(*slave, TCSANOW, &raw) == 0 && fcntl(*master, F_SETFL, O_NONBLOCK) == 0;
+    return tcsetattr(*slave, TCSANOW, &raw) == 0;
 }
 
-/* All that was written to the terminal, which hands it on in its own time. */
-static ssize_t read_terminal(int master, char *output, size_t size) {
-    ssize_t total = 0, bytes;
-    struct pollfd readable = {.fd = master, .events = POLLIN};
-    while (poll(&readable, 1, 300) > 0 && (bytes = read(master, output + total, size - (size_t)total)) > 0) {
-        total += bytes;
+/* All that was written to the terminal, which hands it on in its own time: its end comes once nobody can write more. */
+static size_t read_terminal(int master, int slave, char *output, size_t size) {
+    size_t total = 0;
+    ssize_t bytes;
+    close(slave);
+    while (total < size - 1 && (bytes = read(master, output + total, size - 1 - total)) > 0) {
+        total += (size_t)bytes;
     }
+    output[total] = '\0';
+    close(master);
     return total;
 }
 
@@ -357,9 +359,9 @@ static void test_a_terminal_shows_the_progress_line_below_everything_else(void) 
 
     struct screen screen = {.row = 0};
     static char output[16384];
-    ssize_t bytes = read_terminal(master, output, sizeof output);
+    size_t bytes = read_terminal(master, slave, output, sizeof output);
     EXPECT(bytes > 0);
-    screen_write(&screen, output, bytes > 0 ? (size_t)bytes : 0);
+    screen_write(&screen, output, bytes);
     for (int i = 0; i < 6; i++) {
         EXPECT_STRING(screen.rows[i], own_lines[i]);
     }
@@ -371,8 +373,6 @@ static void test_a_terminal_shows_the_progress_line_below_everything_else(void) 
     EXPECT_STRING(screen.rows[7], last);
     EXPECT_CONTAINS(last, "step 6/6  =========="); /* a bar, full */
     EXPECT(screen.row == 8 && screen.column == 0 && screen.overflow == 0);
-    close(slave);
-    close(master);
 }
 
 static void test_a_dumb_terminal_gets_plain_lines(void) {
@@ -390,13 +390,10 @@ static void test_a_dumb_terminal_gets_plain_lines(void) {
     restore_stdout(saved);
     EXPECT(status == STATUS_OK);
     char output[1000], expected[1000];
-    ssize_t bytes = read(master, output, sizeof output - 1);
-    output[bytes > 0 ? bytes : 0] = '\0';
+    read_terminal(master, slave, output, sizeof output);
     format_step(expected, sizeof expected - 1, &m, 0, false);
     strcat(expected, "\n");
     EXPECT_STRING(output, expected);
-    close(slave);
-    close(master);
 }
 
 /* ---- log.jsonl ---- */
