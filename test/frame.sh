@@ -1,6 +1,7 @@
 # What tests of the programs from outside share; read by them with ".". A test is a function that run_test runs in an empty
-# folder under "set -e", so that the first command that fails fails the test; or a condition for check to look at, after
-# commands that may end as they like. "finish" is the last line.
+# folder under "set -e", so that the first command that fails fails the test (but for "! A", and the A of "A && B"); or a
+# condition for check to look at, after commands that may end as they like. "finish" is the last line.
+export LC_ALL=C # awk and printf with decimal points, whatever the user's language
 build=$(cd "${FLASHGPT_BUILD:-build}" 2>/dev/null && pwd)
 prepare=$build/prepare
 train_gpt=$(realpath "${FLASHGPT_TRAINER:-$build/train_gpt}")
@@ -61,6 +62,11 @@ run_test() {
         echo "  FAILED $1"
         failed=$((failed + 1))
     fi
+}
+
+# not COMMAND...: the command must fail; "! COMMAND" would fail no test, since "set -e" looks past it
+not() {
+    ! "$@"
 }
 
 # refused MESSAGE COMMAND...: exit code 1, the message in the only line, no shards

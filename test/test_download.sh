@@ -49,7 +49,8 @@ test_other_bytes_than_noted_are_refused() {
     rm here
     seq 2 1001 >there
     fails 'here: SHA-256 is .*, not .*; what came was removed' "$fetch" "file://$PWD/there" here
-    [ ! -e here ] && [ ! -e here.part ]
+    [ ! -e here ]
+    [ ! -e here.part ]
 }
 
 test_a_server_that_gives_no_rest_of_a_file_gives_all_of_it() {
@@ -108,14 +109,16 @@ test_the_checksum_of_the_server_is_kept_to() {
     cmp there here
     answers_like_hugging_face "$(seq 2 1000 | sha256sum | cut -d ' ' -f 1)"
     PATH="$PWD/bin:$PATH" fails 'other: SHA-256 is .*, not .*; what came was removed' "$fetch" https://host/there other
-    [ ! -e other ] && [ ! -e other.part ]
+    [ ! -e other ]
+    [ ! -e other.part ]
     answers_like_hugging_face 0123456789012345678901234567890123456789 # a small file's: of Git
     PATH="$PWD/bin:$PATH" "$fetch" https://host/there small | grep -q 'noted; the server says none'
 }
 
 test_what_is_not_there_is_told() {
     fails 'cannot be reached' "$fetch" "file://$PWD/nothing" here
-    [ ! -e here ] && [ ! -e here.part ]
+    [ ! -e here ]
+    [ ! -e here.part ]
     fails 'usage' "$fetch" only-one
 }
 

@@ -103,7 +103,7 @@ test_training_reads_listed_files_and_leaves_out_those_for_validation() {
     ls text* | "$prepare" --out-dir out --val-fraction 0.125 --train-bpe 300 --files-from - 2>notes
     "$prepare" --decode --tokenizer out out/val_000000.bin | grep -q 'xxxx yyyy'
     grep -q '"aaaa"' out/vocab.json
-    ! grep -q '"xx' out/vocab.json
+    not grep -q '"xx' out/vocab.json
     grep -q 'note: the text gives a vocabulary of only 26[0-9] tokens' notes
 }
 

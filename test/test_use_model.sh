@@ -84,7 +84,7 @@ test_a_text_goes_on_where_the_prompt_ends() {
     cmp alone piped
     [ ! -s quiet ]
     $use --generate 'the man ' --sample-tokens 30 --seed 4 --quiet >other
-    ! cmp -s alone other
+    not cmp -s alone other
 }
 
 test_several_samples_come_one_after_the_other() {
@@ -101,7 +101,7 @@ test_top_k_of_1_is_the_likeliest_token_at_any_temperature() {
     cmp greedy one
     cmp greedy certain
     $use --generate q --sample-temperature 0 --sample-repetition-penalty 3 --quiet >varied
-    ! cmp -s greedy varied
+    not cmp -s greedy varied
     for penalty in 1 100; do # a text without tokens has nothing to repeat, and may end as likely as ever
         $use --generate '' --samples 1000 --sample-tokens 1 --sample-temperature 1 --quiet \
             --sample-repetition-penalty $penalty >first$penalty
