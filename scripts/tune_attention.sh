@@ -8,6 +8,7 @@
 # over lengths and both masks, backward deterministic as well; the best has the highest mean rate. Candidates that do not
 # fit in shared memory are skipped by their static_assert, those that spill by what ptxas says.
 set -eu
+export LC_ALL=C # rates with decimal points
 cd "$(dirname "$0")/.."
 build=${1:?usage: tune_attention.sh BUILD_DIR WRITE HEAD_DIM...}
 write=$2
