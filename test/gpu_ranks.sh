@@ -37,7 +37,8 @@ with open(sys.argv[1] + "/text", "w") as out:
         out.write(words[min(int(random.expovariate(0.02)), 499)] + " ")
 PYTHON
 "$prepare" --out-dir "$folder/tokens" --val-fraction 0 "$folder/text" >/dev/null || echo "prepare failed"
-model="--model gpt2-124m --vocab-size 257 --tokenizer bytes --train-data $folder/tokens/train_*.bin
+cd "$folder" || exit 1 # options that are split into words name no folder, which may have a space in its name
+model="--model gpt2-124m --vocab-size 257 --tokenizer bytes --train-data tokens/train_*.bin
     --micro-batch 16 --global-batch 32768 --steps 50 --learning-rate 1e-4 --eval-every 0"
 set -f # the pattern of the data is the trainer's
 run one $model --ranks 1 --checkpoint-every 0

@@ -36,8 +36,10 @@ shard() {
 }
 
 shard 20240520 1 5000 5000 >"$folder/good.bin"
+top=$PWD
+cd "$folder" || exit 1 # options that are split into words name no folder, which may have a space in its name
 shape="--model tiny --device cpu --layers 1 --channels 32 --heads 2 --seq-len 16 --micro-batch 2"
-small="$shape --train-data $folder/good.bin --steps 3 --eval-every 0 --sample-every 0 --quiet"
+small="$shape --train-data good.bin --steps 3 --eval-every 0 --sample-every 0 --quiet"
 
 # ---- the command line ----
 fails "unknown option suggests the nearest" "--layer.*--layers" $small --layer 3
@@ -136,7 +138,7 @@ else
     bad "closed standard files" "$(grep -v '^{' "$folder/closed/log.jsonl")"
 fi
 # passes over the data that are given to a resume count, whatever its checkpoint has as steps
-epochs="$shape --train-data $folder/good.bin --quiet --run-dir $folder/epochs"
+epochs="$shape --train-data good.bin --quiet --run-dir epochs"
 "$train_gpt" $epochs --epochs 0.05 >"$folder/out" 2>&1
 first=$(grep -c '"type":"step"' "$folder/epochs/log.jsonl")
 "$train_gpt" $epochs --epochs 0.1 --resume >>"$folder/out" 2>&1
@@ -217,7 +219,7 @@ fi
 
 # ---- make ----
 without_cuda() {
-    ! env -u MAKEFLAGS make BUILD="$folder/no-cuda" CUDA=0 "$1" >"$folder/out" 2>"$folder/err" &&
+    ! env -u MAKEFLAGS make -C "$top" BUILD="$folder/no-cuda" CUDA=0 "$1" >"$folder/out" 2>"$folder/err" &&
         grep -q "^make $1 needs CUDA" "$folder/err" && [ ! -e "$folder/no-cuda" ]
 }
 for job in test-gpu bench-attention; do

@@ -4,6 +4,11 @@
 fetch=$PWD/data/fetch.sh
 download=$PWD/data/download.sh
 
+# the address of the folder that a test runs in
+this_folder() {
+    printf 'file://%s' "$PWD" | sed 's/ /%20/g'
+}
+
 # fails PATTERN COMMAND...: exit code 1, and the last line matches
 fails() {
     pattern=$1
@@ -17,38 +22,38 @@ fails() {
 
 test_a_file_is_fetched_whole_and_its_checksum_noted() {
     seq 1 100000 >there
-    "$fetch" "file://$PWD/there" "sub/here" >said
+    "$fetch" "$(this_folder)/there" "sub/here" >said
     cmp there sub/here
     grep -q "^sub/here: $(wc -c <there) bytes from file:" said
     [ ! -e sub/here.part ]
     (cd sub && sha256sum -c --quiet SHA256SUMS)
-    "$fetch" "file://$PWD/there" sub/here | grep -q 'is there, .* SHA-256 as noted'
+    "$fetch" "$(this_folder)/there" sub/here | grep -q 'is there, .* SHA-256 as noted'
 }
 
 test_an_interrupted_file_goes_on_where_it_stopped() {
     seq 1 100000 >there
     head -c 300000 there >here.part
     printf 'X' | dd of=here.part conv=notrunc 2>/dev/null # shows that it is not fetched again
-    "$fetch" "file://$PWD/there" here
+    "$fetch" "$(this_folder)/there" here
     [ "$(head -c 1 here)" = X ]
     tail -c +2 there >expected
     tail -c +2 here | cmp - expected
     cp there whole.part # complete, but for its name
-    "$fetch" "file://$PWD/there" whole
+    "$fetch" "$(this_folder)/there" whole
     cmp there whole
     cat there there >long.part # of something else
-    "$fetch" "file://$PWD/there" long
+    "$fetch" "$(this_folder)/there" long
     cmp there long
 }
 
 test_other_bytes_than_noted_are_refused() {
     seq 1 1000 >there
-    "$fetch" "file://$PWD/there" here
+    "$fetch" "$(this_folder)/there" here
     echo more >>here
-    fails 'here: is not what was fetched' "$fetch" "file://$PWD/there" here
+    fails 'here: is not what was fetched' "$fetch" "$(this_folder)/there" here
     rm here
     seq 2 1001 >there
-    fails 'here: SHA-256 is .*, not .*; what came was removed' "$fetch" "file://$PWD/there" here
+    fails 'here: SHA-256 is .*, not .*; what came was removed' "$fetch" "$(this_folder)/there" here
     [ ! -e here ]
     [ ! -e here.part ]
 }
@@ -75,10 +80,10 @@ END
 
 test_names_may_have_spaces_and_are_of_files() {
     seq 1 1000 >there
-    "$fetch" "file://$PWD/there" 'a new file'
-    "$fetch" "file://$PWD/there" 'a new file' | grep -q 'is there, .* SHA-256 as noted'
+    "$fetch" "$(this_folder)/there" 'a new file'
+    "$fetch" "$(this_folder)/there" 'a new file' | grep -q 'is there, .* SHA-256 as noted'
     mkdir sub
-    fails 'sub: is a folder' "$fetch" "file://$PWD/there" sub
+    fails 'sub: is a folder' "$fetch" "$(this_folder)/there" sub
 }
 
 # A curl that answers as Hugging Face does: a redirection that names size and SHA-256, then the store's own answer.
@@ -116,14 +121,14 @@ test_the_checksum_of_the_server_is_kept_to() {
 }
 
 test_what_is_not_there_is_told() {
-    fails 'cannot be reached' "$fetch" "file://$PWD/nothing" here
+    fails 'cannot be reached' "$fetch" "$(this_folder)/nothing" here
     [ ! -e here ]
     [ ! -e here.part ]
     fails 'usage' "$fetch" only-one
 }
 
 test_the_list_fetches_nothing_and_names_are_checked() {
-    export FLASHGPT_DOWNLOADS="$PWD/downloads" FLASHGPT_MIRROR="file://$PWD/nowhere"
+    export FLASHGPT_DOWNLOADS="$PWD/downloads" FLASHGPT_MIRROR="$(this_folder)/nowhere"
     "$download" >said
     for name in tinyshakespeare tinystories fineweb hellaswag gpt2 gpt2-vocabulary; do
         grep -Eq "^$name  *(about )?[0-9.]+ (bytes|MB|GB) " said
@@ -152,7 +157,7 @@ test_every_name_takes_its_files_from_a_mirror() {
     for part in train valid; do
         echo $part >$hub/datasets/roneneldan/TinyStories/resolve/main/TinyStoriesV2-GPT4-$part.txt
     done
-    export FLASHGPT_DOWNLOADS=downloads FLASHGPT_MIRROR="file://$PWD/mirror"
+    export FLASHGPT_DOWNLOADS=downloads FLASHGPT_MIRROR="$(this_folder)/mirror"
     "$download" tinyshakespeare hellaswag gpt2 gpt2-vocabulary fineweb:2 tinystories >said
     [ "$(grep -c '^next: ' said)" -eq 6 ]
     [ "$(find downloads -type f ! -name SHA256SUMS | wc -l)" -eq 13 ]

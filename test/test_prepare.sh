@@ -350,7 +350,7 @@ test_how_far_it_is_shows_on_a_terminal_only() {
     "$prepare" --out-dir out numbers 2>notes
     [ ! -s notes ]
     if command -v script >/dev/null; then
-        script -qec "$prepare --out-dir terminal --threads 1 numbers" /dev/null </dev/null >seen
+        script -qec "'$prepare' --out-dir terminal --threads 1 numbers" /dev/null </dev/null >seen
         grep -q 'encoding .*% .* of .* MB/s  ETA' seen
     fi
 }

@@ -7,8 +7,10 @@ choices=$PWD/test/golden/choices
 vocabulary=$PWD/test/golden/tokenizer
 export FLASHGPT_CACHE="$folder/cache"
 
-# the golden model on the CPU
-use="$train_gpt --init-from $choices --device cpu"
+# the golden model on the CPU, as words without spaces for the folder of a test
+ln -s "$train_gpt" "$folder/train_gpt"
+ln -s "$choices" "$folder/choices"
+use="../train_gpt --init-from ../choices --device cpu"
 
 # fails PATTERN COMMAND...: exit code 1, and the one line matches
 fails() {
@@ -189,7 +191,7 @@ test_a_folder_with_a_pipe_or_a_device_for_a_file_is_refused() {
 
 test_a_result_that_cannot_be_written_is_an_error() {
     small_run --run-dir run
-    for what in "--evaluate --val-data shards/val_*.bin" "--info $choices" --plan --help "--generate x"; do
+    for what in "--evaluate --val-data shards/val_*.bin" "--info ../choices" --plan --help "--generate x"; do
         set -f
         case $what in --e* | --g*) set -- $use $what ;; *) set -- "$train_gpt" $what ;; esac
         set +f
