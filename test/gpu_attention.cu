@@ -646,6 +646,17 @@ static void test_large_scores_match_reference(void) {
     }
 }
 
+/* Additions to dQ are kept in order in different ways, or not at all, by how many blocks of keys there are: more than 4, more
+   than 16. */
+static void test_many_blocks_of_keys_match_reference(void) {
+    static const int64_t dims[] = {128, 64, 80}, keys[] = {700, 2330};
+    for (int i = 0; i < 8 * small_or(1, 3); i++) {
+        struct shape s = {1, small_or(70, 150), keys[i % 2], 2, 1, dims[i / 8], i / 2 % 2 == 0, DTYPE_BF16,
+            DENSE, 1, 1, i / 4 % 2 == 0};
+        expect_kernels_match_reference(&s);
+    }
+}
+
 /* ---- bits ---- */
 
 /* The first row of output t in which p->image differs from `first`, or -1. */
@@ -891,6 +902,7 @@ int main(void) {
     RUN(test_kernels_match_reference_at_small_head_dims);
     RUN(test_kernels_match_reference_at_middle_head_dims);
     RUN(test_kernels_match_reference_at_large_head_dims);
+    RUN(test_many_blocks_of_keys_match_reference);
     RUN(test_outputs_are_bitwise_repeatable_but_for_dq);
     RUN(test_deterministic_makes_dq_repeatable_too);
     if (!small()) {
