@@ -928,6 +928,13 @@ static enum status take_shape_from(struct run *run, const char *path) {
     CHECK(check_agrees(o, "heads", o->heads, c.heads, path));
     CHECK(check_agrees(o, "kv-heads", o->kv_heads, c.kv_heads, path));
     CHECK(check_agrees(o, "vocab-size", o->vocab_size, c.vocab_size, path));
+    if (options_given(o, "model") &&
+        (o->layers != c.layers || o->channels != c.channels || o->heads != c.heads)) {
+        return fail(
+            "--model %s: the model in %s is another, of %d layers, %d channels and %d heads; leave the "
+            "option out",
+            o->model, path, c.layers, c.channels, c.heads);
+    }
     if (options_given(o, "seq-len") && o->seq_len > c.seq_len) {
         return fail("--seq-len %lld: the model in %s has %d positions; give at most these",
             (long long)o->seq_len, path, c.seq_len);
@@ -938,6 +945,12 @@ static enum status take_shape_from(struct run *run, const char *path) {
 /* Shape and tokenizer of weights that a new run starts from, or that are used as they are. */
 static enum status take_shape_of_start(struct run *run, const char *path) {
     struct options *o = &run->options;
+    char checkpoints[PATH_BYTES];
+    CHECK(path_join(checkpoints, sizeof checkpoints, path, "checkpoints"));
+    if (path_is_directory(checkpoints)) {
+        return fail("--init-from %s: is the folder of a run; give one of its checkpoints, those in %s", path,
+            checkpoints);
+    }
     CHECK(take_shape_from(run, path));
     if (options_take_shape(o, &run->config) != STATUS_OK) {
         return fail("%s: %s", path, error_message());
@@ -1149,7 +1162,10 @@ static enum status find_model(struct run *run) {
     } else {
         CHECK(checkpoint_find_newest(o->run_dir, run->checkpoint, sizeof run->checkpoint, notice, NULL));
         if (run->checkpoint[0] == '\0') {
-            return fail("--run-dir %s: there is no checkpoint in it", o->run_dir);
+            return fail(
+                "--run-dir %s: there is no checkpoint in it (the folder of a checkpoint itself is for "
+                "--init-from)",
+                o->run_dir);
         }
     }
     return take_shape_of_start(run, run->checkpoint);

@@ -25,6 +25,7 @@
 #include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -882,6 +883,7 @@ static enum status run(struct job *job, int argc, char **argv) {
 int main(int argc, char **argv) {
     struct job *job;
     enum status status = ALLOCATE(job, 1);
+    signal(SIGXFSZ, SIG_IGN); /* a limit on the size of files is like a full disk */
     if (status == STATUS_OK) {
         job->lock = -1;
         job->out_dir = "data/tokens";

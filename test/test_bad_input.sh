@@ -205,6 +205,11 @@ fails "checkpoint of another shape" "--layers 2.*1" $small --layers 2 --run-dir 
 fails "seq-len over the model's" "--seq-len 32.*16" $small --seq-len 32 --run-dir "$folder/again" --resume
 fails "weights of another shape to start from" "--channels 64.*32" $small --channels 64 --init-from "$older" \
     --run-dir "$folder/init"
+fails "a model by name that is another than the weights" "--model gpt2-124m: the model in .* 1 layers, 32 channels and 2 heads" \
+    --model gpt2-124m --train-data good.bin --init-from "$older" --run-dir "$folder/init"
+fails "a run's folder for weights" "--init-from .*run: is the folder of a run; give one of its checkpoints, those in .*run/checkpoints" \
+    $small --init-from "$folder/run" --run-dir "$folder/init"
+fails "a checkpoint's folder for a run" "--run-dir .*: there is no checkpoint in it .*--init-from" --generate x --run-dir "$older"
 fails "weights that are not there" "$folder/none" $small --init-from "$folder/none" --run-dir "$folder/init"
 
 # ---- memory ----

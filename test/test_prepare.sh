@@ -391,6 +391,20 @@ test_bad_files_are_refused_by_name() {
     grep -q 'no text found; give text files' output
 }
 
+test_a_full_disk_is_told_and_resume_goes_on_once_there_is_room() {
+    seq 1 200000 >numbers
+    "$prepare" --out-dir whole numbers
+    code=0
+    # 1 MB of 2.6: the write fails, as on a full disk
+    sh -c 'ulimit -f 2000 && exec "$0" --out-dir out numbers' "$prepare" >output 2>&1 || code=$?
+    cat output
+    [ "$code" -eq 1 ]
+    [ "$(wc -l <output)" -eq 1 ]
+    grep -q '^prepare: out/train_000000.bin.tmp: cannot write: File too large' output
+    "$prepare" --out-dir out --resume numbers
+    diff -r whole out
+}
+
 test_an_output_folder_that_cannot_be_written_is_named() {
     echo text >text
     refuses "text" --out-dir text/out text
