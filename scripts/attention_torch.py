@@ -9,7 +9,7 @@ backends, over the FlashAttention-2 paper's grid, all in one run:
 
     make lib && python3 scripts/attention_torch.py [--kernels fa2,standard] [--peers flash,cudnn,math] [--quick]
 
-The shared library is ./libattention.so, or what LIBATTENTION names. This mirrors attention/attention.h.
+The shared library is the repository's libattention.so, or what LIBATTENTION names. This mirrors attention/attention.h.
 """
 import argparse
 import ctypes
@@ -20,6 +20,7 @@ import sys
 import torch
 
 DTYPES = {torch.bfloat16: 2, torch.float16: 3}  # enum dtype of llmc/common.h
+LIBRARY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libattention.so")
 
 
 class Tensor(ctypes.Structure):
@@ -55,7 +56,10 @@ class Kernel:
 
     def __init__(self, name, device):
         if Kernel.library is None:
-            library = ctypes.CDLL(os.environ.get("LIBATTENTION", os.path.abspath("libattention.so")))
+            path = os.environ.get("LIBATTENTION", LIBRARY)
+            if not os.path.exists(path):
+                raise RuntimeError(f"{path}: not there; build it with make lib, or set LIBATTENTION to where it is")
+            library = ctypes.CDLL(path)
             library.error_message.restype = ctypes.c_char_p
             for function in (library.attention_saved_bytes, library.attention_workspace_bytes):
                 function.restype = ctypes.c_size_t
@@ -119,9 +123,23 @@ class Attention(torch.autograd.Function):
         return dq, dk, dv, None, None, None, None
 
 
+def check_tensors(q, k, v):
+    """What the library cannot see: of k and v it is told where they lie, all else is q's or k's."""
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.dim() != 4 or t.dtype not in DTYPES or t.device.type != "cuda":
+            raise ValueError(f"{name} is {t.dtype} {list(t.shape)} on {t.device}; "
+                             "give fp16 or bf16 [batch, seq, heads, head_dim] on a GPU")
+        if t.dtype != q.dtype or t.device != q.device:
+            raise ValueError(f"{name} is {t.dtype} on {t.device}, but q {q.dtype} on {q.device}")
+    if k.shape != v.shape or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
+        raise ValueError(f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}: "
+                         "k and v must be of one shape, with the batch and head_dim of q")
+
+
 def flash_attn_func(q, k, v, causal=False, softmax_scale=None, deterministic=False, kernel="fa2"):
     """Exact attention over [batch, seq, heads, head_dim]; k and v may have fewer heads. Causal masks are aligned
     bottom-right."""
+    check_tensors(q, k, v)
     scale = softmax_scale if softmax_scale is not None else 1 / math.sqrt(q.shape[-1])
     return Attention.apply(q, k, v, scale, causal, deterministic, kernel)
 
@@ -198,6 +216,8 @@ def main():
     parser.add_argument("--peers", default="flash,cudnn", help="SDPA backends: flash, cudnn, math")
     parser.add_argument("--quick", action="store_true", help="2k and 8k only")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("attention_torch.py: needs a GPU, and PyTorch finds none")
     columns = options.kernels.split(",") + options.peers.split(",")
 
     def runner(name, causal):
