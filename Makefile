@@ -185,8 +185,9 @@ $(BUILD)/attention/bench: $(BUILD)/attention/bench.o $(OBJECTS)
 	$(call say,link,$@)$(LINK)
 
 # the attention kernels with the interface of attention/attention.h, and nothing of the trainer
-$(BUILD)/libattention.so: $(patsubst %.c,$(BUILD)/%.o,$(wildcard attention/*.c) llmc/common.c) $(ATTENTION_OBJECTS)
-	$(call say,link,$@)$(if $(HAVE_NVCC),$(NVCC) $(addprefix -Xcompiler ,$(LDFLAGS)),$(CC) $(LDFLAGS)) -shared $^ -o $@ -lm $(if $(HAVE_NVCC),-lcublas)
+$(BUILD)/libattention.so: $(patsubst %.c,$(BUILD)/%.o,$(wildcard attention/*.c) llmc/common.c) $(ATTENTION_OBJECTS) attention/exports.map
+	$(call say,link,$@)$(if $(HAVE_NVCC),$(NVCC) $(addprefix -Xcompiler ,$(LDFLAGS)),$(CC) $(LDFLAGS)) -shared \
+	    -Xlinker --version-script=attention/exports.map $(filter %.o,$^) -o $@ -lm $(if $(HAVE_NVCC),-lcublas)
 lib: $(BUILD)/libattention.so
 	@cmp -s $< libattention.so || cp -f $< libattention.so
 
