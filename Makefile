@@ -242,7 +242,7 @@ fuzz:
 	@echo "make fuzz needs: make fuzz CC=clang BUILD=build-fuzz SANITIZE=fuzzer-no-link,address,undefined" >&2; exit 1
 endif
 
-FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+FORMATTED = $(or $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh'),$(error make $@ looks at the files that git knows, and finds none))
 format:
 	clang-format -i $(FORMATTED)
 format-check:
