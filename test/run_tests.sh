@@ -1,7 +1,8 @@
 #!/bin/sh
 # usage: run_tests.sh BUILD_DIR TEST...   runs each test program, sums their closing lines "N passed, N failed".
-# A test that ends without that line, or with another exit code than it should, counts as one failure. Tests that this
-# machine lacks something for say so in lines "  skipped NAME: reason" and close with "N passed, N failed, N skipped".
+# A test that ends without that line, with another exit code than it should, or not within a quarter of an hour (those
+# that take longest take a minute), counts as one failure. Tests that this machine lacks something for say so in lines
+# "  skipped NAME: reason" and close with "N passed, N failed, N skipped".
 build=$1
 shift
 export FLASHGPT_BUILD="$build" FLASHGPT_TRAINER="$build/train_gpt" OMP_WAIT_POLICY=passive
@@ -16,7 +17,7 @@ trap 'rm -f "$log"' EXIT
 for test in "$@"; do
     name=$(basename "$test")
     start=$(date +%s)
-    "$test" >"$log" 2>&1
+    timeout --foreground 900 "$test" >"$log" 2>&1
     code=$?
     line=$(grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' "$log" | tail -n 1)
     p=${line%% *}
