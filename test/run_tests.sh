@@ -1,8 +1,8 @@
 #!/bin/sh
 # usage: run_tests.sh BUILD_DIR TEST...   runs each test program, sums their closing lines "N passed, N failed".
-# A test that ends without that line, with another exit code than it should, or not within a quarter of an hour (those
-# that take longest take a minute), counts as one failure. Tests that this machine lacks something for say so in lines
-# "  skipped NAME: reason" and close with "N passed, N failed, N skipped".
+# A test that ends without that line, with another exit code than it should, without having tested anything, or not within
+# a quarter of an hour (those that take longest take a minute), counts as one failure. Tests that this machine lacks
+# something for say so in lines "  skipped NAME: reason" and close with "N passed, N failed, N skipped".
 build=$1
 shift
 export FLASHGPT_BUILD="$build" FLASHGPT_TRAINER="$build/train_gpt" OMP_WAIT_POLICY=passive
@@ -25,10 +25,12 @@ for test in "$@"; do
     f=${f%% *}
     k=$(echo "$line" | sed -n 's/.*, \([0-9]*\) skipped$/\1/p')
     k=${k:-0}
-    if [ -z "$line" ] || { [ "$code" -ne 0 ] && [ "$f" -eq 0 ]; }; then
-        p=${p:-0}
-        f=$((${f:-0} + 1))
-        echo "    $name ended with exit code $code" >>"$log"
+    p=${p:-0}
+    f=${f:-0}
+    nothing=$([ $((p + f + k)) -ne 0 ] || [ -n "$FLASHGPT_TEST" ] || echo ", and tested nothing")
+    if [ -z "$line" ] || [ -n "$nothing" ] || { [ "$code" -ne 0 ] && [ "$f" -eq 0 ]; }; then
+        f=$((f + 1))
+        echo "    $name ended with exit code $code$nothing" >>"$log"
     fi
     if [ "$f" -ne 0 ]; then
         cat "$log"
