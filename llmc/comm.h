@@ -46,8 +46,8 @@ struct comm {
     enum status (*barrier)(struct comm *c);
 
     /* For the communicator that works beside this one, and safe from its thread: how many collectives this rank
-       has started; STATUS_PEER_LOST once a rank is lost; and this rank's word that a collective has not ended
-       within `seconds`: who started the fewest is lost, which the status says. */
+       has come to; STATUS_PEER_LOST once a rank is lost; and this rank's word that a collective has not ended
+       within `seconds`: who came to the fewest is lost, which the status says. */
     void (*tell_progress)(struct comm *c, uint64_t collectives);
     enum status (*check_peers)(struct comm *c);
     enum status (*report_stall)(struct comm *c, double seconds);

@@ -9,8 +9,9 @@
    The host may sit in a wait for the GPU, which never ends if a peer is gone. So a watchdog thread looks a few times
    a second: has the host's communicator lost a rank, has NCCL met an error, is a collective that this rank has come
    to ("ready" is past) not done within the timeout? On any of these it keeps the message, then aborts the NCCL
-   communicator, which ends its kernels: the host comes free, and its next call here returns the message.
-   Should even that not free the host, an alarm signal ends the process.
+   communicator, which ends its kernels: the host comes free, and its next call here returns the message. Should even
+   that not free the host, an alarm signal ends the process. The watchdog also says how far this rank has come, so that
+   the rank is named that did not come to a collective, be it that its host does not get there or that its GPU does not.
 
    The NCCL communicator is nonblocking: calls return at once, and what is still in progress is polled. It is used by
    one thread at a time, under the lock. */
@@ -36,8 +37,10 @@ struct slot {
     cudaEvent_t ready, begin, done; /* made when first used */
     bool timed;                     /* its last collective is not in running_ms yet */
     bool waited_for;                /* the compute stream has waited for it, or nothing was started */
-    bool running;                   /* under the lock: started, and not seen done by the watchdog */
-    double running_seconds;         /* since it was seen ready */
+    /* under the lock, of its last collective: */
+    uint64_t number;       /* counted over all slots from 1 */
+    bool running, reached; /* started, and not seen done by the watchdog; has the compute stream come to it */
+    double running_seconds; /* since that was seen */
 };
 
 struct comm_state {
@@ -45,8 +48,8 @@ struct comm_state {
     struct backend *backend;
     cudaStream_t stream;
     double timeout_seconds, patience_seconds; /* the second under the lock */
-    uint64_t started;                         /* collectives */
-    bool timing;                              /* the profiler asks */
+    uint64_t started, reached; /* collectives; by the compute stream, as the host knows; under the lock */
+    bool timing;               /* the profiler asks */
     double running_ms;
     int slots_used; /* slots at and above it were never used; under the lock */
     struct slot slots[COMM_SLOTS];
@@ -95,6 +98,14 @@ static enum status check_lost_locking(struct comm_state *s) {
     return status;
 }
 
+/* Since *before, which becomes now. Half a second and more between two looks: this process was stopped itself, which is
+   not the others' delay. */
+static double seconds_waited(double *before) {
+    double now = time_seconds(), seconds = now - *before;
+    *before = now;
+    return seconds < 10e-3 * LOOK_MS ? seconds : 1e-3 * LOOK_MS;
+}
+
 static void sleep_ms(double milliseconds) {
     struct timespec time = {0, (long)(milliseconds * 1e6)};
     nanosleep(&time, NULL);
@@ -102,13 +113,25 @@ static void sleep_ms(double milliseconds) {
 
 /* ---- the watchdog ---- */
 
-/* Under the lock. How long the slot's collective has kept this rank waiting; `slept`: since the last look. */
-static enum status look_at_slot(struct comm_state *s, struct slot *slot, double slept) {
-    cudaError_t ready = cudaEventQuery(slot->ready);
-    if (ready == cudaErrorNotReady) {
-        return STATUS_OK; /* the GPU is not there yet: its own work, not the others' delay */
+/* Under the lock. Has the compute stream come to the slot's collective? Before that nobody keeps this rank waiting. */
+static enum status look_for_ready(struct comm_state *s, struct slot *slot) {
+    if (slot->running && !slot->reached) {
+        cudaError_t ready = cudaEventQuery(slot->ready);
+        if (ready == cudaErrorNotReady) {
+            return STATUS_OK;
+        }
+        CUDA_CHECK(ready);
+        slot->reached = true;
+        s->reached = slot->number > s->reached ? slot->number : s->reached;
     }
-    CUDA_CHECK(ready);
+    return STATUS_OK;
+}
+
+/* Under the lock. How long the slot's collective has kept this rank waiting; `slept`: since the last look. */
+static enum status look_for_done(struct comm_state *s, struct slot *slot, double slept) {
+    if (!slot->running || !slot->reached) {
+        return STATUS_OK;
+    }
     cudaError_t done = cudaEventQuery(slot->done);
     if (done == cudaSuccess) {
         slot->running = false;
@@ -132,10 +155,15 @@ static enum status look(struct comm_state *s, double slept) {
     if (asked != ncclSuccess || (result != ncclSuccess && result != ncclInProgress)) {
         return nccl_failed(s, asked != ncclSuccess ? asked : result, "the connection to the other ranks");
     }
+    uint64_t before = s->reached;
     for (int i = 0; i < s->slots_used; i++) {
-        if (s->slots[i].running) {
-            CHECK(look_at_slot(s, &s->slots[i], slept));
-        }
+        CHECK(look_for_ready(s, &s->slots[i]));
+    }
+    if (s->reached > before) {
+        s->host->tell_progress(s->host, s->reached);
+    }
+    for (int i = 0; i < s->slots_used; i++) {
+        CHECK(look_for_done(s, &s->slots[i], slept));
     }
     return STATUS_OK;
 }
@@ -152,10 +180,7 @@ static void *watch(void *context) {
         until.tv_sec += until.tv_nsec / 1000000000L;
         until.tv_nsec %= 1000000000L;
         pthread_cond_timedwait(&s->wake, &s->lock, &until);
-        double now = time_seconds();
-        /* much longer than asked for: this process was stopped itself, which is not the others' delay */
-        double slept = now - before < 10e-3 * LOOK_MS ? now - before : 1e-3 * LOOK_MS;
-        before = now;
+        double slept = seconds_waited(&before);
         if (!s->stop && !s->lost && s->nccl != NULL && look(s, slept) != STATUS_OK) {
             give_up(s);
         }
@@ -168,7 +193,7 @@ static void *watch(void *context) {
 
 /* Until what was begun is in progress no more. */
 static enum status finish_call(struct comm_state *s, ncclResult_t result, const char *what, double seconds) {
-    double end = time_seconds() + seconds;
+    double before = time_seconds(), waited = 0.0;
     for (;;) {
         pthread_mutex_lock(&s->lock);
         enum status status = check_lost(s);
@@ -183,7 +208,8 @@ static enum status finish_call(struct comm_state *s, ncclResult_t result, const 
         if (status != STATUS_OK || result == ncclSuccess) {
             return status;
         }
-        if (time_seconds() > end) {
+        waited += seconds_waited(&before);
+        if (waited > seconds) {
             return fail_as(STATUS_PEER_LOST, "NCCL: %s did not end within %g s; NCCL_DEBUG=INFO says more",
                 what, seconds);
         }
@@ -270,11 +296,12 @@ static enum status start(struct comm *c, struct collective x, int number) {
     CHECK(status);
     CHECK(finish_call(s, result, names[x.kind], s->timeout_seconds));
     CUDA_CHECK(cudaEventRecord(slot->done, s->stream));
-    s->host->tell_progress(s->host, ++s->started);
     slot->waited_for = false;
     slot->timed = s->timing;
     pthread_mutex_lock(&s->lock);
+    slot->number = ++s->started;
     slot->running = true;
+    slot->reached = false;
     slot->running_seconds = 0;
     s->slots_used = (int)max_i64(s->slots_used, number + 1);
     pthread_mutex_unlock(&s->lock);
@@ -412,7 +439,9 @@ static void free_state(struct comm_state *s) {
 
 static void comm_free(struct comm *c) {
     struct comm *host = c->state->host;
+    uint64_t started = c->state->started;
     free_state(c->state);
+    host->tell_progress(host, started);
     host->free(host);
     free(c);
 }

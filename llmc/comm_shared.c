@@ -42,7 +42,7 @@ struct seat {
         arrivals;                 /* barriers it has come to: who is behind when one waits in vain */
     _Atomic uint64_t collectives; /* the same of a communicator beside this one, as tell_progress says */
     _Atomic int64_t step;
-    _Atomic bool left; /* it comes to no further barrier */
+    _Atomic bool left; /* it comes to no further barrier or collective */
     uint64_t pieces;   /* pieces it has exchanged: the lowest bit picks the half */
 };
 
@@ -364,7 +364,16 @@ static void shared_tell_progress(struct comm *c, uint64_t collectives) {
 }
 
 static enum status shared_check_peers(struct comm *c) {
-    if (atomic_load(&c->state->memory->loss) != 0) {
+    struct comm_shared_memory *memory = c->state->memory;
+    uint64_t started = atomic_load(&c->state->seat->collectives);
+    for (int rank = 0; rank < memory->ranks; rank++) {
+        const struct seat *seat = &memory->seats[rank];
+        if (atomic_load(&seat->left) && atomic_load(&seat->collectives) < started) {
+            struct comm_loss died = {COMM_LOSS_DIED, rank, 0};
+            comm_shared_memory_mark_lost(memory, died);
+        }
+    }
+    if (atomic_load(&memory->loss) != 0) {
         return fail_lost(c, "a collective of the GPUs");
     }
     return check_parent(c, "a collective of the GPUs");

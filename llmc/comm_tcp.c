@@ -7,8 +7,8 @@
 
    Losses. A connection that ends without a farewell is a rank that died. Rank 0 tells all who was lost first, and every
    rank returns that from what it does next. A communicator beside this one (comm_nccl.cu) whose collective does not end
-   reports it to rank 0 with the number of collectives it has started; shortly after the first report rank 0 decides: who
-   started the fewest is late. Who hears no decision takes rank 0 itself for late.
+   reports it to rank 0 with the number of collectives it has come to; shortly after the first report rank 0 decides: who
+   came to the fewest is late. Who hears no decision takes rank 0 itself for late.
 
    Two threads may be here, the rank's and that communicator's watchdog; the lock is theirs, and is not held while the
    rank waits. Frames are in the machines' own byte order, which is the same on all. */
@@ -171,7 +171,7 @@ static void hear(struct comm_state *s, struct peer *p) {
     }
 }
 
-/* Rank 0, when all reports had time to come: who has started the fewest collectives? */
+/* Rank 0, when all reports had time to come: who has come to the fewest collectives? */
 static void decide(struct comm_state *s) {
     struct comm_loss loss = {COMM_LOSS_STUCK, 0, s->stall_seconds};
     uint64_t most = s->collectives, fewest = s->collectives;

@@ -1,11 +1,15 @@
 /* Collectives over shared memory and over TCP, by real processes: results against sums worked out here in double
    precision, bits across collectives and piece sizes, and what the ranks are told when one of them dies,
-   stops or gives up. */
+   stops or gives up. test_comm_nccl.sh builds it with NCCL as nccl_on_cpu.h has it, and then it tests what is beside
+   shared memory there. */
 #include "llmc/comm.h"
 #include "llmc/random.h"
 #include "llmc/rendezvous.h"
 #include "port.h"
 #include "test.h"
+#ifdef WITH_NCCL
+#include "nccl_on_cpu.h"
+#endif
 
 #include <pthread.h>
 #include <signal.h>
@@ -19,7 +23,7 @@
 
 enum { MAX_RANKS = 4 };
 
-static bool over_tcp; /* else shared memory: every test is run with both */
+static enum { SHARED_MEMORY, TCP, NCCL } transport; /* every test is run with each that is there */
 
 /* ---- ranks as child processes ---- */
 
@@ -42,13 +46,31 @@ struct team {
     int port_holder;
 };
 
+#ifdef WITH_NCCL
+static bool gpu_in_background; /* else what it is given has ended when the call returns */
+static struct backend *gpu;    /* the rank's own */
+
+static enum status join_nccl(struct comm **out, const struct team *team, int rank) {
+    struct comm_nccl_options options = {team->timeout_seconds, 0, true};
+    struct comm *host;
+    gpu = cpu_gpu_create(rank, gpu_in_background);
+    CHECK(comm_shared_create(&host, team->memory, rank, team->timeout_seconds));
+    return comm_nccl_create(out, host, gpu, &options);
+}
+#endif
+
 static enum status join(struct comm **out, const struct team *team, int rank, int port) {
-    if (!over_tcp) {
+    if (transport == SHARED_MEMORY) {
         return comm_shared_create(out, team->memory, rank, team->timeout_seconds);
     }
     if (team->ranks == 1) {
         return comm_single_create(out);
     }
+#ifdef WITH_NCCL
+    if (transport == NCCL) {
+        return join_nccl(out, team, rank);
+    }
+#endif
     struct rendezvous_options meeting = {
         "127.0.0.1", port, "test", rank, team->ranks, team->timeout_seconds, NULL};
     return comm_tcp_create(out, &meeting);
@@ -184,7 +206,7 @@ static struct tensor own_elements(const struct comm *c, enum dtype dtype, int64_
 static void with_ranks_and_windows(rank_work work) {
     static const size_t windows[] = {1, 1000, 1 << 20};
     for (int ranks = 1; ranks <= MAX_RANKS; ranks++) {
-        for (int i = 0; i < (over_tcp ? 1 : 3); i++) {
+        for (int i = 0; i < (transport == SHARED_MEMORY ? 3 : 1); i++) {
             run_team(ranks, windows[i], work, NULL);
         }
     }
@@ -192,6 +214,12 @@ static void with_ranks_and_windows(rank_work work) {
 static const int64_t counts[] = {0, 1, 3, 16, 63, 64, 65, 257, 1001};
 enum { COUNTS = sizeof counts / sizeof counts[0] };
 static const enum dtype float_types[2] = {DTYPE_F32, DTYPE_F64};
+
+/* Until the slot's collective is done. A rank that is lost meanwhile shows in the next call. */
+static enum status complete(struct comm *c, int slot) {
+    CHECK(c->wait(c, slot));
+    return c->wait(c, slot);
+}
 
 /* ---- results ---- */
 
@@ -204,7 +232,7 @@ static enum status all_reduce_work(struct comm *c, struct report *report, const 
             struct tensor data = own_elements(c, dtype, counts[k]);
             set(data, counts[k], 77); /* a guard behind the last element */
             CHECK(c->all_reduce(c, data, counts[k], COMM_SUM, 0));
-            CHECK(c->wait(c, 0));
+            CHECK(complete(c, 0));
             for (int64_t i = 0; i < counts[k]; i++) {
                 EXPECT_NEAR(
                     get(data, i), exact_sum(c->ranks, i), epsilon * largest_magnitude(c->ranks, i) * 4);
@@ -230,7 +258,9 @@ static enum status extremes_work(struct comm *c, struct report *report, const vo
             set(smallest, 100, NAN);
         }
         CHECK(c->all_reduce(c, largest, 257, COMM_MAX, 0));
-        CHECK(c->all_reduce(c, smallest, 257, COMM_MIN, 0));
+        CHECK(c->all_reduce(c, smallest, 257, COMM_MIN, 1));
+        CHECK(complete(c, 0));
+        CHECK(complete(c, 1));
         for (int64_t i = 0; i < 257; i++) {
             double most = -INFINITY, least = INFINITY;
             for (int rank = 0; rank < c->ranks; rank++) {
@@ -260,7 +290,7 @@ static enum status reduce_scatter_work(struct comm *c, struct report *report, co
         int64_t count = counts[k];
         struct tensor data = own_elements(c, DTYPE_F64, count * c->ranks);
         CHECK(c->reduce_scatter(c, data, count, 1));
-        CHECK(c->wait(c, 1));
+        CHECK(complete(c, 1));
         for (int64_t i = c->rank * count; i < (c->rank + 1) * count; i++) {
             EXPECT_NEAR(get(data, i), exact_sum(c->ranks, i), 4e-15 * largest_magnitude(c->ranks, i));
         }
@@ -283,6 +313,7 @@ static enum status all_gather_work(struct comm *c, struct report *report, const 
             values[c->rank * count + i] = (uint16_t)(c->rank * 10000 + i);
         }
         CHECK(c->all_gather(c, data, count, 0));
+        CHECK(complete(c, 0));
         for (int rank = 0; rank < c->ranks; rank++) {
             for (int64_t i = 0; i < count; i++) {
                 EXPECT(values[rank * count + i] == rank * 10000 + i);
@@ -303,6 +334,7 @@ static enum status broadcast_work(struct comm *c, struct report *report, const v
         for (int k = 0; k < COUNTS; k++) {
             struct tensor data = own_elements(c, DTYPE_F64, counts[k]);
             CHECK(c->broadcast(c, data, counts[k], root, 0));
+            CHECK(complete(c, 0));
             for (int64_t i = 0; i < counts[k]; i++) {
                 EXPECT(get(data, i) == element(root, i));
             }
@@ -346,7 +378,9 @@ static enum status large_work(struct comm *c, struct report *report, const void 
     struct tensor sums = own_elements(c, DTYPE_F64, count), moved = own_elements(c, DTYPE_F64, PART);
     CHECK(c->reduce_scatter(c, sums, PART, 0));
     CHECK(c->all_gather(c, sums, PART, 0));
-    CHECK(c->broadcast(c, moved, PART, c->ranks - 1, 0));
+    CHECK(c->broadcast(c, moved, PART, c->ranks - 1, 1));
+    CHECK(complete(c, 0));
+    CHECK(complete(c, 1));
     for (int64_t i = 0; i < count; i += 97) {
         EXPECT_NEAR(get(sums, i), exact_sum(c->ranks, i), 4e-15 * largest_magnitude(c->ranks, i));
         EXPECT(get(moved, i % PART) == element(c->ranks - 1, i % PART));
@@ -368,6 +402,7 @@ static enum status bf16_work(struct comm *c, struct report *report, const void *
         bits[i] = float_to_bf16((float)(c->rank + 1) * (float)(i % 8) / 4);
     }
     CHECK(c->all_reduce(c, data, 300, COMM_SUM, 0));
+    CHECK(complete(c, 0));
     for (int i = 0; i < 300; i++) {
         EXPECT(bf16_to_float(bits[i]) == (float)(c->ranks * (c->ranks + 1) / 2) * (float)(i % 8) / 4);
     }
@@ -388,6 +423,8 @@ static enum status same_bits_work(struct comm *c, struct report *report, const v
     CHECK(c->all_reduce(c, reduced, count, COMM_SUM, 0));
     CHECK(c->reduce_scatter(c, scattered, PART, 1));
     CHECK(c->all_gather(c, scattered, PART, 2));
+    CHECK(complete(c, 0));
+    CHECK(complete(c, 2));
     EXPECT(memcmp(reduced.data, scattered.data, (size_t)count * sizeof(float)) == 0);
     for (int64_t i = 0; i < count; i++) {
         EXPECT(((float *)reduced.data)[i] == rank_order_sum(c->ranks, i));
@@ -481,11 +518,14 @@ static enum status endless_work(struct comm *c, struct report *report, const voi
         }
         double sum = c->ranks * (c->ranks - 1) / 2 + c->ranks * (report->rounds % 100);
         CHECK(c->all_reduce(c, data, 999, COMM_SUM, 0));
+        CHECK(complete(c, 0));
         EXPECT(get(data, 0) == sum && get(data, 998) == sum);
         CHECK(c->reduce_scatter(c, data, 1000, 1));
         CHECK(c->all_gather(c, data, 1000, 2));
+        CHECK(complete(c, 2));
         EXPECT(get(data, 998) == sum * c->ranks && get(data, 999) == sum);
         CHECK(c->broadcast(c, data, 500, report->rounds % c->ranks, 0));
+        CHECK(complete(c, 0));
         CHECK(c->barrier(c));
     }
 }
@@ -524,6 +564,16 @@ static void killing_any_rank_at_any_moment_ends_the_others_and_names_it(void) {
     }
 }
 
+/* A process that is stopped stops its simulated GPU in the midst of a collective: over NCCL it may be that all have come to
+   it, and none of them is late. */
+static bool told_late(const char *message, int rank) {
+    char late[64];
+    snprintf(late, sizeof late, "rank %d did not arrive within 1 s; rank ", rank);
+    return strstr(message, late) != NULL ||
+           (transport == NCCL &&
+               strstr(message, "all ranks came to a collective that did not end within 1 s") != NULL);
+}
+
 static void stop_and_continue(int stopped) {
     struct team team;
     team_start(&team, 3, 1024, 1, endless_work, NULL);
@@ -531,24 +581,23 @@ static void stop_and_continue(int stopped) {
     kill(team.process[stopped], SIGSTOP);
     double start = time_seconds();
     int ending;
-    char expected[64];
-    snprintf(expected, sizeof expected, "rank %d did not arrive within 1 s; rank ", stopped);
     for (int rank = 0; rank < 3; rank++) {
         if (rank != stopped) {
             EXPECT(waitpid(team.process[rank], &ending, 0) == team.process[rank]);
             EXPECT(team.reports[rank].status == STATUS_PEER_LOST);
-            EXPECT_CONTAINS(team.reports[rank].message, expected);
+            EXPECT(told_late(team.reports[rank].message, stopped));
         }
     }
     double seconds = time_seconds() - start;
     EXPECT(seconds > 0.9 && seconds < 6);
     struct comm_loss loss = comm_shared_memory_loss(team.memory);
-    EXPECT(over_tcp || (loss.kind == COMM_LOSS_LATE && loss.rank == stopped && loss.seconds == 1));
+    EXPECT(transport != SHARED_MEMORY ||
+           (loss.kind == COMM_LOSS_LATE && loss.rank == stopped && loss.seconds == 1));
     /* come back to life, it learns that the others have given it up */
     kill(team.process[stopped], SIGCONT);
     EXPECT(waitpid(team.process[stopped], &ending, 0) == team.process[stopped]);
     EXPECT(team.reports[stopped].status == STATUS_PEER_LOST);
-    EXPECT_CONTAINS(team.reports[stopped].message, expected);
+    EXPECT(told_late(team.reports[stopped].message, stopped));
     team_free(&team);
 }
 
@@ -612,7 +661,7 @@ static void a_rank_that_aborts_ends_the_others_at_once(void) {
         EXPECT(team.reports[rank].status == (rank == 1 ? STATUS_ERROR : STATUS_PEER_LOST));
         EXPECT_CONTAINS(team.reports[rank].message, rank == 1 ? "disk full" : "rank 1 failed; rank ");
     }
-    if (!over_tcp) {
+    if (transport != TCP) {
         struct comm_loss later = {COMM_LOSS_DIED, 2, 0};
         EXPECT(!comm_shared_memory_mark_lost(team.memory, later));
         EXPECT(comm_shared_memory_loss(team.memory).rank == 1);
@@ -635,6 +684,23 @@ static void a_rank_that_leaves_before_the_others_is_not_waited_for(void) {
         EXPECT_CONTAINS(team.reports[rank].message, "rank 2 died");
     }
     team_free(&team);
+}
+
+static enum status done_work(struct comm *c, struct report *report, const void *context) {
+    (void)report, (void)context;
+    struct tensor data = new_tensor(DTYPE_F32, 1);
+    for (int i = 0; i < 3; i++) {
+        CHECK(c->all_reduce(c, data, 1, COMM_SUM, i));
+        CHECK(complete(c, i));
+    }
+    free(data.data);
+    if (c->rank != 2) {
+        usleep(300000); /* and a watchdog looks meanwhile */
+    }
+    return c->check_peers(c);
+}
+static void a_rank_that_leaves_when_all_is_done_is_no_loss(void) {
+    run_team(3, 1024, done_work, NULL);
 }
 
 /* ---- what a communicator beside this one asks ---- */
@@ -821,6 +887,7 @@ static void run_all(void) {
     RUN(a_pause_of_all_ranks_is_nobodys_delay);
     RUN(a_rank_that_aborts_ends_the_others_at_once);
     RUN(a_rank_that_leaves_before_the_others_is_not_waited_for);
+    RUN(a_rank_that_leaves_when_all_is_done_is_no_loss);
     RUN(of_a_stalled_collective_the_rank_that_started_fewest_is_told_late);
     RUN(of_a_stalled_collective_the_first_rank_is_told_late_though_it_is_silent);
     RUN(a_collective_that_stalls_with_all_ranks_there_is_told_as_that);
@@ -830,11 +897,185 @@ static void run_all(void) {
     RUN(a_waiting_rank_leaves_the_core_to_others);
 }
 
+#ifdef WITH_NCCL
+
+/* ---- beside the compute stream ---- */
+
+/* A kernel that does not end before the host says so, and then writes. */
+struct slow_kernel {
+    atomic_bool may_end;
+    float *out;
+    float value;
+};
+static void run_slow_kernel(void *argument) {
+    struct slow_kernel *k = argument;
+    while (!atomic_load(&k->may_end)) {
+        usleep(1000);
+    }
+    *k->out = k->value;
+}
+struct copy_kernel {
+    const float *from;
+    float to;
+};
+static void run_copy_kernel(void *argument) {
+    struct copy_kernel *k = argument;
+    k->to = *k->from;
+}
+
+/* What a step does with two buckets: the host is through with all of it before the first kernel ends. */
+static enum status streams_work(struct comm *c, struct report *report, const void *context) {
+    (void)report, (void)context;
+    enum { BUCKETS = 2, ROUNDS = 3 };
+    EXPECT(c->running_ms(c) == 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        float data[BUCKETS];
+        struct slow_kernel kernel[BUCKETS];
+        struct copy_kernel copy[BUCKETS];
+        for (int i = 0; i < BUCKETS; i++) {
+            data[i] = -1;
+            kernel[i].out = &data[i];
+            kernel[i].value = (float)(10 * round + i + c->rank);
+            atomic_init(&kernel[i].may_end, false);
+            cpu_gpu_run(gpu, run_slow_kernel, &kernel[i]);
+            CHECK(c->all_reduce(c, (struct tensor){&data[i], DTYPE_F32}, 1, COMM_SUM, i));
+        }
+        for (int i = 0; i < BUCKETS; i++) {
+            CHECK(complete(c, i)); /* for the compute stream */
+            copy[i].from = &data[i];
+            cpu_gpu_run(gpu, run_copy_kernel, &copy[i]);
+        }
+        for (int i = 0; i < BUCKETS; i++) {
+            EXPECT(data[i] == -1);
+        }
+        for (int i = 0; i < BUCKETS; i++) {
+            atomic_store(&kernel[i].may_end, true);
+        }
+        cpu_gpu_synchronize(gpu);
+        for (int i = 0; i < BUCKETS; i++) {
+            EXPECT(copy[i].to == (float)(c->ranks * (10 * round + i) + c->ranks * (c->ranks - 1) / 2));
+        }
+        double running_ms = c->running_ms(c);
+        EXPECT(running_ms > 0 && running_ms < 30e3);
+    }
+    EXPECT(c->running_ms(c) == 0);
+    return c->barrier(c);
+}
+static void collectives_run_beside_the_compute_stream_and_the_host_waits_for_neither(void) {
+    gpu_in_background = true;
+    run_team(3, 1024, streams_work, NULL);
+    gpu_in_background = false;
+}
+
+static void sleep_two_seconds(void *argument) {
+    (void)argument;
+    usleep(2000000);
+}
+
+/* The GPUs of the ranks up to the last busy one are busy for two seconds, with a timeout of one; then all come to a
+   collective. */
+static enum status busy_work(struct comm *c, struct report *report, const void *context) {
+    (void)report;
+    int last_busy_rank = *(const int *)context;
+    float value = 1;
+    if (c->rank <= last_busy_rank) {
+        cpu_gpu_run(gpu, sleep_two_seconds, NULL);
+    }
+    CHECK(c->all_reduce(c, (struct tensor){&value, DTYPE_F32}, 1, COMM_SUM, 0));
+    CHECK(c->wait(c, 0));
+    cpu_gpu_synchronize(gpu);
+    CHECK(c->wait(c, 0));
+    EXPECT(value == (float)c->ranks);
+    return c->barrier(c);
+}
+static void a_gpus_own_work_is_nobodys_delay_and_that_of_others_is(void) {
+    gpu_in_background = true;
+    for (int last_busy_rank = 1; last_busy_rank >= 0; last_busy_rank--) {
+        struct team team;
+        team_start(&team, 2, 1024, 1, busy_work, &last_busy_rank);
+        team_wait(&team);
+        for (int rank = 0; rank < 2; rank++) {
+            if (last_busy_rank == 1) {
+                EXPECT(team.reports[rank].status == STATUS_OK);
+                EXPECT_STRING(team.reports[rank].message, "");
+            } else {
+                EXPECT(team.reports[rank].status == STATUS_PEER_LOST);
+                EXPECT_CONTAINS(team.reports[rank].message, "rank 0 did not arrive within 1 s; rank ");
+            }
+        }
+        team_free(&team);
+    }
+    gpu_in_background = false;
+}
+
+static void meet_error(void *argument) {
+    (void)argument;
+    cpu_nccl_meets(CPU_NCCL_REMOTE_ERROR);
+}
+
+/* NCCL meets an error on rank 1, which waits for its GPU. */
+static enum status error_work(struct comm *c, struct report *report, const void *context) {
+    (void)report, (void)context;
+    float value = 1;
+    enum status status = STATUS_OK;
+    if (c->rank == 1) {
+        CHECK(c->all_reduce(c, (struct tensor){&value, DTYPE_F32}, 1, COMM_SUM, 0));
+        cpu_gpu_run(gpu, meet_error, NULL);
+        status = complete(c, 0);
+    } else {
+        status = c->barrier(c);
+    }
+    comm_abort(c); /* as the program does on any failure */
+    return status;
+}
+static void an_error_that_nccl_meets_on_one_rank_ends_all(void) {
+    struct team team;
+    team_start(&team, 3, 1024, 30, error_work, NULL);
+    team_wait(&team);
+    for (int rank = 0; rank < 3; rank++) {
+        EXPECT(team.reports[rank].status == STATUS_PEER_LOST && team.reports[rank].seconds < 5);
+        EXPECT_CONTAINS(team.reports[rank].message,
+            rank == 1 ? "remote process exited or there was a network error" : "rank 1 failed; rank ");
+    }
+    team_free(&team);
+}
+
+static enum status one_gpu_work(struct comm *host, struct report *report, const void *context) {
+    (void)report, (void)context;
+    struct comm_nccl_options options = {30, 0, false};
+    struct comm *c;
+    return comm_nccl_create(&c, host, cpu_gpu_create(host->rank % 2, false), &options);
+}
+static void two_ranks_on_one_gpu_are_refused(void) {
+    struct team team;
+    transport = SHARED_MEMORY; /* the host's communicator, which NCCL's is to stand beside */
+    team_start(&team, 3, 1024, 30, one_gpu_work, NULL);
+    transport = NCCL;
+    team_wait(&team);
+    for (int rank = 0; rank < 3; rank++) {
+        EXPECT(team.reports[rank].status == STATUS_ERROR);
+        EXPECT_CONTAINS(team.reports[rank].message, "ranks 0 and 2 are both on GPU 0000:00:00.0");
+    }
+    team_free(&team);
+}
+
+#endif
+
 int main(void) {
+#ifdef WITH_NCCL
+    printf("  over NCCL\n");
+    transport = NCCL;
+    run_all();
+    RUN(collectives_run_beside_the_compute_stream_and_the_host_waits_for_neither);
+    RUN(a_gpus_own_work_is_nobodys_delay_and_that_of_others_is);
+    RUN(an_error_that_nccl_meets_on_one_rank_ends_all);
+    RUN(two_ranks_on_one_gpu_are_refused);
+#else
     printf("  over shared memory\n");
     run_all();
     printf("  over TCP\n");
-    over_tcp = true;
+    transport = TCP;
     run_all();
+#endif
     return test_summary();
 }
