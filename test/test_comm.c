@@ -7,7 +7,7 @@
 #include "llmc/rendezvous.h"
 #include "port.h"
 #include "test.h"
-#ifdef WITH_NCCL
+#ifdef NCCL_ON_CPU
 #include "nccl_on_cpu.h"
 #endif
 
@@ -46,7 +46,7 @@ struct team {
     int port_holder;
 };
 
-#ifdef WITH_NCCL
+#ifdef NCCL_ON_CPU
 static bool gpu_in_background; /* else what it is given has ended when the call returns */
 static struct backend *gpu;    /* the rank's own */
 
@@ -66,7 +66,7 @@ static enum status join(struct comm **out, const struct team *team, int rank, in
     if (team->ranks == 1) {
         return comm_single_create(out);
     }
-#ifdef WITH_NCCL
+#ifdef NCCL_ON_CPU
     if (transport == NCCL) {
         return join_nccl(out, team, rank);
     }
@@ -897,7 +897,7 @@ static void run_all(void) {
     RUN(a_waiting_rank_leaves_the_core_to_others);
 }
 
-#ifdef WITH_NCCL
+#ifdef NCCL_ON_CPU
 
 /* ---- beside the compute stream ---- */
 
@@ -1062,7 +1062,7 @@ static void two_ranks_on_one_gpu_are_refused(void) {
 #endif
 
 int main(void) {
-#ifdef WITH_NCCL
+#ifdef NCCL_ON_CPU
     printf("  over NCCL\n");
     transport = NCCL;
     run_all();

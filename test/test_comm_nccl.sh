@@ -7,7 +7,7 @@ cuda_as_cxx # what it needs to be there
 touch "$folder/nccl.h"
 for source in test/test_comm.c llmc/comm.c llmc/comm_shared.c llmc/comm_tcp.c llmc/rendezvous.c llmc/checksum.c \
     llmc/common.c; do
-    ${CC:-cc} -std=c11 -O1 -g -D_GNU_SOURCE -DWITH_NCCL -I. -Wno-unknown-pragmas -c "$source" \
+    ${CC:-cc} -std=c11 -O1 -g -D_GNU_SOURCE -DWITH_NCCL -DNCCL_ON_CPU -I. -Wno-unknown-pragmas -c "$source" \
         -o "$folder/$(echo "$source" | tr / _).o"
 done
 $CXX -std=c++17 -O1 -g -D_GNU_SOURCE "-I$folder" -I. -c test/nccl_on_cpu.cpp -o "$folder/nccl_on_cpu.o"
