@@ -554,6 +554,18 @@ static void a_run_whose_reader_takes_a_pause_goes_on(void) {
     remove_tree(run_dir);
 }
 
+/* It has work to do, and does not wait for others. */
+static bool is_at_work(pid_t process) {
+    char path[64], state;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)process);
+    FILE *file = fopen(path, "r");
+    bool there = file != NULL && fscanf(file, "%*d (%*[^)]) %c", &state) == 1;
+    if (file != NULL) {
+        fclose(file);
+    }
+    return there && state == 'R';
+}
+
 /* One rank loses time in every step, as with a hot GPU; more and more of it, until a busy machine, which has the other
    one wait for a core meanwhile, is no excuse. */
 static void a_rank_that_keeps_the_others_waiting_is_named_in_the_log(void) {
@@ -566,11 +578,11 @@ static void a_rank_that_keeps_the_others_waiting_is_named_in_the_log(void) {
     bool told = false;
     int64_t step = 0;
     double pause_us = 15000;
-    for (double end = time_seconds() + PATIENCE_SECONDS;
+    for (double end = time_seconds() + 3 * PATIENCE_SECONDS;
          !told && time_seconds() < end && !trainer_ended(&t);) {
         pid_t process = find_rank(&t, 1, 2);
         int64_t now = newest_step(run_dir);
-        if (process > 0 && now > step) {
+        if (process > 0 && now > step && is_at_work(process)) {
             kill(process, SIGSTOP);
             usleep((useconds_t)pause_us);
             kill(process, SIGCONT);
