@@ -89,8 +89,8 @@ enum status inputs_add_list(struct inputs *inputs, const char *list) {
     char *line = NULL;
     size_t capacity = 0;
     for (ssize_t length; status == STATUS_OK && (length = getline(&line, &capacity, file)) >= 0;) {
-        if (length > 0 && line[length - 1] == '\n') {
-            line[length - 1] = 0;
+        while (length > 0 && (line[length - 1] == '\n' || line[length - 1] == '\r')) {
+            line[--length] = 0; /* of Windows' lists, too */
         }
         if (line[0] != 0) {
             status = add_path(inputs, line, false);

@@ -144,6 +144,9 @@ test_paths_are_read_from_a_file_or_standard_input() {
     "$prepare" --out-dir two --val-fraction 0 --files-from - <list
     [ "$(tokens one/train_000000.bin | xargs)" = "256 111 110 101 256 116 119 111" ]
     diff -r one two
+    printf 'a file\r\n\r\nin\r\n' >list
+    "$prepare" --out-dir three --val-fraction 0 --files-from list
+    diff -r one three
 }
 
 test_shards_are_not_written_over_unless_asked() {
