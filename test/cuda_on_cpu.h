@@ -5,8 +5,8 @@
    time, which may be of two kernels whose launches overlap. A fiber runs until it has to wait: at a barrier, for a counter, or in an instruction that a whole warp takes part
    in (mma, ldmatrix, shuffles), which gathers what every lane brings and gives every lane its own. Warps run as far as
    they can before the next one gets its turn. Asynchronous copies happen at once, or as late as they may: when they are
-   waited for. Between those two, and with warps and thread blocks in both orders, a missing wait or barrier has a good
-   chance to be seen; so has any access outside of shared memory, which is counted and full of NaN at first. What is not
+   waited for. Between those two, and with warps and thread blocks in both orders or held up at random, a missing wait or barrier has
+   a good chance to be seen; so has any access outside of shared memory, which is counted and full of NaN at first. What is not
    looked at: speed, bank conflicts, the order in which other thread blocks see what one writes.
 
    C++ has no place for __launch_bounds__(n) in front of a function: cuda_as_cxx in frame.sh makes it a statement,
@@ -108,7 +108,8 @@ struct cpu_grid {
     cpu_index size, block;
     int threads, shared_bytes; /* of a block */
     std::function<void()> body;
-    int most_blocks; /* at a time */
+    int most_blocks;                               /* at a time */
+    std::vector<std::function<void()>> last_deeds; /* copies that its blocks have not waited for */
     unsigned started, asked,
         done; /* of its blocks; asked: for the next kernel's start, and those that are done */
 
@@ -122,6 +123,7 @@ struct cpu_block {
     cpu_index index;
     cpu_grid *grid;
     bool asked;
+    int held_up, warps_held_up[CPU_MOST_THREADS / CPU_LANES]; /* for so many rounds more */
     cpu_barrier warps[CPU_MOST_THREADS / CPU_LANES], named[CPU_NAMED_BARRIERS];
     bool left; /* whether any of its threads is */
 };
@@ -131,8 +133,10 @@ static struct {
     cpu_block blocks[CPU_MOST_BLOCKS];
     cpu_thread *running;
     jmp_buf scheduler;
-    std::list<cpu_grid> grids;    /* in the order of their launches */
-    bool copies_late, last_first; /* last_first: of warps and of thread blocks */
+    std::list<cpu_grid> grids;     /* in the order of their launches */
+    bool copies_late, last_first;  /* last_first: of warps and of thread blocks */
+    uint64_t random;               /* not 0: warps and thread blocks are held up as these numbers have it */
+    void (*block_ends)(int place); /* NULL, or called when all threads of a block have ended */
 } cpu;
 
 /* The kernels' dynamic shared memory, by its name: of one block behind the other, and addresses are the same for all. */
@@ -254,6 +258,8 @@ inline void cpu_start_block(int place, cpu_grid &grid) {
     block.grid = &grid;
     block.asked = false;
     block.left = true;
+    block.held_up = 0;
+    memset(block.warps_held_up, 0, sizeof block.warps_held_up);
     grid.started++;
     memset(shared + place * CPU_SHARED_BYTES, 0xFF, CPU_SHARED_BYTES);
     memset(block.warps, 0, sizeof block.warps);
@@ -277,6 +283,9 @@ inline void cpu_ask_for_next(cpu_block &block) {
 inline void cpu_end_block(int place) {
     cpu_block &block = cpu.blocks[place];
     cpu_grid &grid = *block.grid;
+    if (cpu.block_ends != nullptr) {
+        cpu.block_ends(place);
+    }
     const unsigned char *rest =
         shared + place * CPU_SHARED_BYTES + grid.shared_bytes; /* all of it is 0xFF still */
     size_t bytes = CPU_SHARED_BYTES - (size_t)grid.shared_bytes;
@@ -289,8 +298,23 @@ inline void cpu_end_block(int place) {
             cpu_fail("a kernel ends before the one that it overlaps with: what follows waits for the last "
                      "one only");
         }
+        for (const std::function<void()> &deed : grid.last_deeds) {
+            deed();
+        }
         cpu.grids.pop_front();
     }
+}
+
+/* True once in so many times, at random, if anything is. */
+inline bool cpu_sometimes(unsigned times) {
+    cpu.random ^= cpu.random << 13, cpu.random ^= cpu.random >> 7, cpu.random ^= cpu.random << 17;
+    return cpu.random != 0 && (cpu.random >> 32) % times == 0;
+}
+
+/* Whether what has `rounds` to wait is held up in this one; once in `times` it is for `most` rounds from now on. */
+inline bool cpu_is_held_up(int &rounds, unsigned times, int most) {
+    rounds = rounds > 0 ? rounds - 1 : cpu_sometimes(times) ? most : 0;
+    return rounds > 0;
 }
 
 /* Runs the warps of a block, each as far as it goes by itself. */
@@ -300,6 +324,10 @@ inline void cpu_run_block(int place) {
     block.left = false;
     for (int i = 0; i < warps; i++) {
         int warp = cpu.last_first ? warps - 1 - i : i;
+        if (cpu_is_held_up(block.warps_held_up[warp], 64, 40)) {
+            block.left = true;
+            continue;
+        }
         unsigned passed;
         bool left;
         do {
@@ -342,7 +370,8 @@ inline void cpu_run() {
         }
         for (int place = 0; place < CPU_MOST_BLOCKS; place++) {
             int turns = cpu.last_first && place == newest ? FAST : 1;
-            for (int turn = 0; turn < turns && cpu.blocks[place].left; turn++) {
+            bool held_up = cpu_is_held_up(cpu.blocks[place].held_up, 256, 200);
+            for (int turn = 0; turn < turns && !held_up && cpu.blocks[place].left; turn++) {
                 cpu_run_block(place);
             }
         }
@@ -359,7 +388,7 @@ inline void cpu_launch(cpu_index grid, cpu_index block, int shared_bytes, const 
         cpu_run();
     }
     cpu.grids.push_back(
-        {grid, block, (int)(block.x * block.y), shared_bytes, body, blocks_at_a_time, 0, 0, 0});
+        {grid, block, (int)(block.x * block.y), shared_bytes, body, blocks_at_a_time, {}, 0, 0, 0});
 }
 
 /* ---- instructions ---- */

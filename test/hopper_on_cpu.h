@@ -2,7 +2,8 @@
    CPU as they are.
 
    Products and copies are under way until something waits for them, so each happens at one of two moments. With
-   cpu.copies_late copies by TMA happen when they are waited for (loads: at the first look at their barrier) and products
+   cpu.copies_late copies by TMA happen when they are waited for (loads: at the first look at their barrier; stores and
+   additions read when their reading is waited for, and write when all of them is, or with the kernel's end) and products
    at once; without, copies at once and products when they are waited for. Between the two a stage that is filled too soon,
    read too soon or given back too soon is seen as a wrong result, and a phase that never ends as threads that wait for each
    other. Descriptors are decoded as the hardware does it: address, distances and swizzle. What is not looked at: fences
@@ -78,6 +79,11 @@ inline CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType, cu
 
 typedef std::function<void()> cpu_deed;
 
+/* Whether a copy happens late. In random orders every one has its own moment. */
+inline bool cpu_copies_late() {
+    return cpu.random != 0 ? cpu_sometimes(2) : cpu.copies_late;
+}
+
 /* What a thread has started and not waited for, in groups of which the last is open. */
 struct cpu_started {
     std::vector<std::vector<cpu_deed>> groups = {{}};
@@ -92,16 +98,19 @@ struct cpu_started {
     void commit() {
         groups.emplace_back();
     }
+    int pending() const {
+        return (int)groups.size() - 1;
+    }
     /* Others get `rounds` turns before what is waited for happens, if it has not. */
-    void wait(int pending, int rounds) {
+    void wait(int most_pending, int rounds) {
         bool late = false;
-        for (int i = 0; i < (int)groups.size() - 1 - pending; i++) {
+        for (int i = 0; i < pending() - most_pending; i++) {
             late |= !groups[(size_t)i].empty();
         }
         for (int i = 0; late && i < rounds; i++) {
             cpu_yield();
         }
-        while ((int)groups.size() - 1 > pending) {
+        while (pending() > most_pending) {
             for (const cpu_deed &deed : groups.front()) {
                 deed();
             }
@@ -121,7 +130,7 @@ enum { PRODUCT_ROUNDS = 2, BULK_ROUNDS = 30 }; /* a step of a kernel is a few */
 
 static std::map<uint32_t, cpu_arrival> cpu_arrivals[CPU_MOST_BLOCKS];
 static cpu_started cpu_products[CPU_MOST_BLOCKS][CPU_MOST_THREADS],
-    cpu_bulk[CPU_MOST_BLOCKS][CPU_MOST_THREADS];
+    cpu_bulk_reads[CPU_MOST_BLOCKS][CPU_MOST_THREADS], cpu_bulk_writes[CPU_MOST_BLOCKS][CPU_MOST_THREADS];
 
 inline std::map<uint32_t, cpu_arrival> &cpu_my_arrivals() {
     return cpu_arrivals[cpu.running->block];
@@ -228,7 +237,7 @@ inline void cpu_load_arrived(uint32_t barrier, int64_t bytes) {
 }
 
 inline void cpu_start_load(uint32_t barrier, cpu_deed copy) {
-    if (cpu.copies_late) {
+    if (cpu_copies_late()) {
         cpu_my_arrivals().at(barrier).copies.push_back(copy);
     } else {
         copy();
@@ -255,43 +264,85 @@ inline void bulk_load(uint32_t to, const void *from, uint32_t barrier, int bytes
     });
 }
 
-inline cpu_started &cpu_my_bulk() {
-    return cpu_bulk[cpu.running->block][threadIdx.x];
+inline cpu_started &cpu_my_bulk_reads() {
+    return cpu_bulk_reads[cpu.running->block][threadIdx.x];
+}
+inline cpu_started &cpu_my_bulk_writes() {
+    return cpu_bulk_writes[cpu.running->block][threadIdx.x];
+}
+
+/* A copy to memory: read() takes what is in shared memory and returns what writes it. */
+template <typename Read> inline void cpu_start_bulk(Read read) {
+    bool late = cpu_copies_late();
+    cpu_my_bulk_reads().start(late, [=] { cpu_my_bulk_writes().start(late, read()); });
 }
 
 inline void tma_store(const CUtensorMap *map, uint32_t from, int d, int position, int head, int batch) {
-    cpu_my_bulk().start(cpu.copies_late, [=] {
+    cpu_start_bulk([=]() -> cpu_deed {
+        std::vector<std::pair<unsigned char *, uint16_t>> elements;
         cpu_for_box(*map, from, {d, position, head, batch},
-            [](unsigned char *shared_element, unsigned char *element) {
+            [&](unsigned char *shared_element, unsigned char *element) {
                 if (element != nullptr) {
-                    memcpy(element, shared_element, 2);
+                    elements.emplace_back(element, 0);
+                    memcpy(&elements.back().second, shared_element, 2);
                 }
             });
+        return [=] {
+            for (const auto &e : elements) {
+                memcpy(e.first, &e.second, 2);
+            }
+        };
     });
 }
+inline std::vector<float> cpu_bulk_floats(uint32_t from, int bytes) {
+    std::vector<float> floats;
+    for (int i = 0; i < bytes; i += 16) {
+        const float *chunk = (const float *)cpu_shared(from + (uint32_t)i, 16);
+        floats.insert(floats.end(), chunk, chunk + 4);
+    }
+    return floats;
+}
 inline void bulk_store(void *to, uint32_t from, int bytes) {
-    cpu_my_bulk().start(cpu.copies_late, [=] {
-        for (int i = 0; i < bytes; i += 16) {
-            memcpy((unsigned char *)to + i, cpu_shared(from + (uint32_t)i, 16), 16);
-        }
+    cpu_start_bulk([=]() -> cpu_deed {
+        std::vector<float> floats = cpu_bulk_floats(from, bytes);
+        return [=] { memcpy(to, floats.data(), (size_t)bytes); };
     });
 }
 inline void bulk_add(float *to, uint32_t from, int bytes) {
-    cpu_my_bulk().start(cpu.copies_late, [=] {
-        for (int i = 0; i < bytes / 4; i++) {
-            to[i] += load_shared_float(from + 4 * (uint32_t)i);
-        }
+    cpu_start_bulk([=]() -> cpu_deed {
+        std::vector<float> floats = cpu_bulk_floats(from, bytes);
+        return [=] {
+            for (size_t i = 0; i < floats.size(); i++) {
+                to[i] += floats[i];
+            }
+        };
     });
 }
 inline void bulk_commit() {
-    cpu_my_bulk().commit();
+    cpu_my_bulk_reads().start(cpu.copies_late || cpu.random != 0, [] { cpu_my_bulk_writes().commit(); });
+    cpu_my_bulk_reads().commit();
 }
 template <int PENDING> inline void bulk_wait_read() {
-    cpu_my_bulk().wait(PENDING, BULK_ROUNDS);
+    cpu_my_bulk_reads().wait(PENDING, BULK_ROUNDS);
 }
 template <int PENDING> inline void bulk_wait() {
-    cpu_my_bulk().wait(PENDING, BULK_ROUNDS);
+    bulk_wait_read<PENDING>();
+    cpu_my_bulk_writes().wait(PENDING - cpu_my_bulk_reads().pending(), BULK_ROUNDS);
 }
+/* What a block's threads have not waited for must have been read when it ends, and is seen when its kernel has ended. */
+inline void cpu_end_bulk(int place) {
+    cpu_grid &grid = *cpu.blocks[place].grid;
+    for (int i = 0; i < grid.threads; i++) {
+        if (cpu_bulk_reads[place][i].pending() > 0) {
+            cpu_fail("a block ends while its shared memory is still read");
+        }
+        for (const std::vector<cpu_deed> &group : cpu_bulk_writes[place][i].groups) {
+            grid.last_deeds.insert(grid.last_deeds.end(), group.begin(), group.end());
+        }
+        cpu_bulk_writes[place][i] = {};
+    }
+}
+static const bool cpu_ends_bulk = (cpu.block_ends = cpu_end_bulk, true);
 
 inline void store_matrices(uint32_t address, const uint32_t (&r)[4]) {
     uint32_t bring[] = {address, r[0], r[1], r[2], r[3]};

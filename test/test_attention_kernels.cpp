@@ -117,22 +117,28 @@ template <enum dtype TYPE> static void expect_results_match(problem &p) {
 
 typedef enum status (*pass)(const attention_params *p);
 
-/* timing: 0 and 1 are early and late copies, warps and thread blocks in both orders. */
+/* timing: 0 and 1 are early and late copies, warps and thread blocks in both orders; 2 and more are different random orders,
+   products late in every other one. */
 template <enum dtype TYPE>
 static void run_problem(
     problem &p, const char *kernel, pass forward, pass backward, const shape &s, int timing) {
     make_problem<TYPE>(p, s, kernel);
-    cpu.copies_late = cpu.last_first = timing == 1;
+    cpu.last_first = timing == 1, cpu.copies_late = timing % 2 == 1;
+    cpu.random = timing > 1 ? (uint64_t)timing * 0x9E3779B97F4A7C15u : 0;
     EXPECT(attention_check(kernel, &p.kernel, true) == STATUS_OK);
     EXPECT(forward(&p.kernel) == STATUS_OK);
     EXPECT(backward(&p.kernel) == STATUS_OK);
+    if (timing > 1) { /* again, with what the first one has left in working memory */
+        EXPECT(backward(&p.kernel) == STATUS_OK);
+    }
     cpu_run();
 }
 
 template <enum dtype TYPE>
-static void expect_matches_reference(const char *kernel, pass forward, pass backward, const shape &s) {
+static void expect_matches_reference(const char *kernel, pass forward, pass backward, const shape &s,
+    int first_timing = 0, int end_timing = 2) {
     problem p;
-    for (int timing = 0; timing < 2; timing++) {
+    for (int timing = first_timing; timing < end_timing; timing++) {
         run_problem<TYPE>(p, kernel, forward, backward, s, timing);
         EXPECT(attention_reference_forward(&p.reference) == STATUS_OK);
         EXPECT(attention_reference_backward(&p.reference) == STATUS_OK);
@@ -177,10 +183,11 @@ static void test_fa2_as_on_an_rtx_4090_matches_reference() {
 /* few multiprocessors: a thread block gets several tiles */
 static const struct attention hopper = {nullptr, nullptr, 2, 90, (void *)cuTensorMapEncodeTiled};
 
-template <enum dtype TYPE> static void expect_fa3_matches(const shape &s) {
+template <enum dtype TYPE>
+static void expect_fa3_matches(const shape &s, int first_timing = 0, int end_timing = 2) {
     expect_matches_reference<TYPE>(
         "fa3", [](const attention_params *p) { return fa3_forward(&hopper, p); },
-        [](const attention_params *p) { return fa3_backward(&hopper, p); }, s);
+        [](const attention_params *p) { return fa3_backward(&hopper, p); }, s, first_timing, end_timing);
 }
 
 static void test_fa3_at_every_head_dimension_of_its_own_matches_reference() {
@@ -242,6 +249,16 @@ static void test_fa2_with_rows_that_see_nothing_matches_reference() {
 
 static void test_fa2_over_several_splits_and_rounds_matches_reference() {
     expect_fa2_matches<DTYPE_BF16, 64, 227>({1, 10, 1100, 1, 1, 64, true, true});
+}
+
+/* ---- random orders ---- */
+
+static void test_kernels_whose_thread_blocks_wait_for_each_other_match_reference_in_random_orders() {
+    expect_fa3_matches<DTYPE_BF16>({2, 30, 530, 2, 1, 64, false, true}, 2, 6);
+    expect_fa3_matches<DTYPE_BF16>({2, 30, 530, 1, 1, 128, false, true}, 2, 6);
+    expect_fa3_matches<DTYPE_BF16>({1, 30, 2060, 1, 1, 128, false, false}, 2, 5);
+    expect_matches_reference<DTYPE_BF16>("fa2", forward_pass<DTYPE_BF16, 64, 227>::call,
+        backward_pass<DTYPE_BF16, 64, 227>::call, {1, 70, 300, 2, 1, 64, true, true}, 2, 4);
 }
 
 /* ---- deterministic ---- */
@@ -311,6 +328,7 @@ int main() {
     RUN(test_fa2_at_one_query_and_one_key_matches_reference);
     RUN(test_fa2_with_rows_that_see_nothing_matches_reference);
     RUN(test_fa2_over_several_splits_and_rounds_matches_reference);
+    RUN(test_kernels_whose_thread_blocks_wait_for_each_other_match_reference_in_random_orders);
     RUN(test_deterministic_dq_has_the_same_bits_in_any_order_of_thread_blocks_and_any_batch);
     RUN(test_rungs_match_reference);
     RUN(test_rungs_with_rows_that_see_nothing_match_reference);
