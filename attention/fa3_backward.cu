@@ -13,6 +13,8 @@
        dV += P^T dO       dK += dS^T Q             (times scale at the end)
        dQ = dS K          -> shared memory -> added to fp32 sums in memory by a bulk reduction
    dQ needs all keys: the two warpgroups meet once a step, and each computes half of its rows (ROWS 128) or of its columns.
+   At head dimension 128 there are registers to start S^T of the next step before dS^T of this one is stored: the tensor
+   cores have it while the groups meet, and a step begins with its exponentials instead of a wait.
    What takes long without using the tensor cores is begun early, under products: loads of lse and D, and the fence between
    a stored dQ and the thread that adds it, which comes in the next step.
 
@@ -36,7 +38,7 @@ struct fa3_backward_arguments {
 };
 
 template <int D> struct fa3_backward_shape {
-    static constexpr int KEYS = 128, ROWS = D <= 80 ? 128 : 64, STAGES = 2, GROUPS = 2;
+    static constexpr int KEYS = 128, ROWS = D <= 80 ? 128 : 64, STAGES = D == 128 ? 3 : 2, GROUPS = 2;
     static constexpr int THREADS = WARPGROUP * (GROUPS + 1);
     using key_tile = panel_tile<KEYS, D>;           /* K, V */
     using row_tile = panel_tile<ROWS, D>;           /* Q, dO */
@@ -47,6 +49,8 @@ template <int D> struct fa3_backward_shape {
     static constexpr int ROUNDED = D == 80 ? ROWS / 8 : D == 64 ? 2 : 0;
     /* Fragments whose lse and D are loaded before the products are waited for that they are combined with. */
     static constexpr int EARLY_LSE = 8, EARLY_D = D == 128 ? 8 : 4;
+    /* Whether S^T of the next step is started before dQ of this one, where dQ is not finished: there are registers for it. */
+    static constexpr bool EARLY_SCORES = D == 128;
     /* Threads that add dQ, in turn: an addition may take longer than a step. */
     static constexpr int ADDING = 2;
     static constexpr int STATISTICS_BYTES = ROWS * (int)sizeof(float);
@@ -112,6 +116,11 @@ template <int D> struct fa3_backward_place {
         bool all = !a.causal || (a.deterministic && key_block == 0);
         int first_query = all ? 0 : max(first_key() - (a.seqlen_k - a.seqlen_q), 0);
         return at.row + shape::ROWS <= first_query;
+    }
+
+    __device__ __forceinline__ bool is_last(const backward_arguments &a, fa3_backward_step at) const {
+        advance(at);
+        return is_over(a, at);
     }
 
     /* Whether this block of keys finishes dQ of a row block: the last one that it sees, where that is to do it. */
@@ -212,8 +221,9 @@ template <int D> struct fa3_backward_additions {
 
 /* ---- a warpgroup that computes ---- */
 
-template <enum dtype TYPE, int D> struct fa3_backward_group {
+template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
     using shape = fa3_backward_shape<D>;
+    static constexpr bool EARLY = shape::EARLY_SCORES && !FINISHING;
     using key_tile = typename shape::key_tile;
     using row_tile = typename shape::row_tile;
     using weight_tile = typename shape::weight_tile;
@@ -370,6 +380,10 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
     }
 
+    __device__ __forceinline__ row_tile queries(int step) const {
+        return row_tile(shared + shape::Q_OFFSET + step % shape::STAGES * row_tile::BYTES);
+    }
+
     /* Whether a warp's part of S^T has queries and keys that do not see each other */
     __device__ __forceinline__ bool is_masked(int row) const {
         int last_key = place.first_key() + 64 * group + 16 * warp + 15;
@@ -380,7 +394,7 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
     /* dQ of a step to the threads that add, or to its end: what this block of keys finishes are its last row blocks. */
     __device__ __forceinline__ void hand_over(float (&dq)[DQ_N][4], const fa3_backward_step &at) {
         arrival_wait(shape::barrier(shared, shape::DQ_EMPTY), handed_over % 2 ^ 1);
-        if (place.finishes(a, at.row)) {
+        if (FINISHING && place.finishes(a, at.row)) {
             finish_dq(dq, at.row, at.head);
         } else {
             store_dq(dq);
@@ -388,8 +402,8 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
     }
 
-    /* Tells the threads that add of what they have from the step before, while a product is under way: the fence takes
-       some time. */
+    /* Tells the threads that add of what they have from the step before, while products are under way: the fence takes some
+       time. */
     __device__ __forceinline__ void announce(const fa3_backward_step &at) {
         if (at.step > 0 && handed_over == at.step) {
             fence_async();
@@ -416,31 +430,47 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         wgmma_commit();
     }
 
-    __device__ __forceinline__ void take_step(const fa3_backward_step &at) {
-        lane = (int)opaque((uint32_t)lane); /* no registers for addresses from one step to the next */
-        int stage = at.step % shape::STAGES;
-        unsigned parity = at.step / shape::STAGES % 2;
-        row_tile q(shared + shape::Q_OFFSET + stage * row_tile::BYTES),
-            d_o(shared + shape::D_O_OFFSET + stage * row_tile::BYTES);
-        uint32_t lse = shared + shape::LSE_OFFSET + stage * shape::STATISTICS_BYTES,
-                 d = shared + shape::D_OFFSET + stage * shape::STATISTICS_BYTES,
-                 d_s_tile = shared + shape::D_S_OFFSET + at.step % 2 * weight_tile::BYTES;
-        float s[S_N][4], dp[S_N][4], dq[DQ_N][4];
-        float2 early_lse[shape::EARLY_LSE], early_d[shape::EARLY_D];
-        uint32_t p_weights[ROWS_K][4], d_s_weights[ROWS_K][4];
-
-        arrival_wait(shape::barrier(shared, shape::Q_FULL + stage), parity);
+    /* Starts S^T = K Q^T of a step. */
+    __device__ __forceinline__ void start_scores(float (&s)[S_N][4], int step, const row_tile &q) {
+        arrival_wait(shape::barrier(shared, shape::Q_FULL + step % shape::STAGES), step / shape::STAGES % 2);
         wgmma_begin();
         multiply_rows<TYPE>(s, key_tile(shared + shape::K_OFFSET, 64 * group), q);
         wgmma_commit();
-        announce(at);
-        arrival_wait(shape::barrier(shared, shape::D_O_FULL + stage), parity);
+    }
+
+    /* One step. EARLY: its S^T has been started, dK of the step before is under way, and unless this is the last one S^T of
+       the next step is started as soon as there are registers for it, so that the tensor cores have it while dS^T is stored
+       and the groups meet. */
+    template <bool LAST>
+    __device__ __forceinline__ void take_step(float (&s)[S_N][4], const fa3_backward_step &at) {
+        lane = (int)opaque((uint32_t)lane); /* no registers for addresses from one step to the next */
+        int stage = at.step % shape::STAGES;
+        row_tile q = queries(at.step), d_o(shared + shape::D_O_OFFSET + stage * row_tile::BYTES);
+        uint32_t lse = shared + shape::LSE_OFFSET + stage * shape::STATISTICS_BYTES,
+                 d = shared + shape::D_OFFSET + stage * shape::STATISTICS_BYTES,
+                 d_s_tile = shared + shape::D_S_OFFSET + at.step % 2 * weight_tile::BYTES;
+        float dp[S_N][4], dq[DQ_N][4];
+        float2 early_lse[shape::EARLY_LSE], early_d[shape::EARLY_D];
+        uint32_t p_weights[ROWS_K][4], d_s_weights[ROWS_K][4];
+
+        if (!EARLY) {
+            start_scores(s, at.step, q);
+            announce(at);
+        }
+        arrival_wait(shape::barrier(shared, shape::D_O_FULL + stage), at.step / shape::STAGES % 2);
         wgmma_begin();
         multiply_rows<TYPE>(dp, key_tile(shared + shape::V_OFFSET, 64 * group), d_o);
         wgmma_commit();
+        if (EARLY) {
+            announce(at);
+        }
 
         load_statistics(early_lse, lse);
         wgmma_wait<1>(s);
+        if (EARLY && at.step > 0) {
+            registers_change(dk);
+            arrive(shape::barrier(shared, shape::Q_EMPTY + (at.step - 1) % shape::STAGES));
+        }
         if (is_masked(at.row)) {
             mask(s, at.row);
         }
@@ -452,6 +482,10 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
 
         wgmma_wait<1>(dp);
         differentiate(d_s_weights, dp, s, p_weights, early_d, d);
+        if (!LAST) {
+            start_scores(s, at.step + 1, queries(at.step + 1));
+            wgmma_wait<1>(dv); /* for the registers of P^T */
+        }
         store_weights(d_s_tile, d_s_weights);
         start_dq(dq, d_s_tile);
         multiply_fragments<TYPE>(dk, d_s_weights, q);
@@ -461,8 +495,36 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         registers_change(dv);
         arrive(shape::barrier(shared, shape::D_O_EMPTY + stage));
         hand_over(dq, at);
-        wgmma_wait<0>(dk);
-        arrive(shape::barrier(shared, shape::Q_EMPTY + stage));
+        if (LAST) {
+            wgmma_wait<0>(dk);
+            arrive(shape::barrier(shared, shape::Q_EMPTY + stage));
+        }
+    }
+
+    /* In a function of its own S^T is nothing that the compiler keeps from one step to the next. */
+    __device__ __forceinline__ void take_step_alone(const fa3_backward_step &at) {
+        float s[S_N][4];
+        take_step<true>(s, at);
+    }
+
+    __device__ __forceinline__ void take_steps() {
+        fa3_backward_step at = place.first_step();
+        if constexpr (!EARLY) {
+            for (; !place.is_over(a.common, at); place.advance(at)) {
+                take_step_alone(at);
+            }
+        } else if (!place.is_over(a.common, at)) {
+            float s[S_N][4];
+            registers_change(dk); /* cleared before products begin */
+            registers_change(dv);
+            start_scores(s, at.step, queries(at.step));
+            for (; !place.is_last(a.common, at); place.advance(at)) {
+                take_step<false>(s, at);
+            }
+            take_step<true>(s, at);
+            place.advance(at);
+        }
+        announce(at);
     }
 
     /* dK or dV of this group's keys by way of the tile of K or V */
@@ -491,11 +553,7 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         }
         arrival_wait(shape::barrier(shared, shape::K_FULL), 0);
         arrival_wait(shape::barrier(shared, shape::V_FULL), 0);
-        fa3_backward_step at = place.first_step();
-        for (; !place.is_over(a.common, at); place.advance(at)) {
-            take_step(at);
-        }
-        announce(at);
+        take_steps();
         named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP); /* K is not read any more */
         store_sums(a.dv, shared + shape::V_OFFSET, dv, 1);
         store_sums(a.dk, shared + shape::K_OFFSET, dk, a.common.scale);
@@ -526,7 +584,8 @@ __device__ __forceinline__ void fa3_backward_start(const fa3_backward_arguments 
         a.common.deterministic ? (uint32_t)atomicAdd(a.common.counters, 1) : blockIdx.x);
 }
 
-template <enum dtype TYPE, int D>
+/* FINISHING: some blocks of keys finish dQ, which takes registers; without, S^T can come early. */
+template <enum dtype TYPE, int D, bool FINISHING>
 __global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
     fa3_backward_kernel(const __grid_constant__ fa3_backward_arguments a) {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -551,7 +610,7 @@ __global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
         } else {
             registers_acquire<shape::REGISTERS>();
             fa3_backward_place<D> place(a.common, load_shared(base + shape::PLACE_OFFSET));
-            fa3_backward_group<TYPE, D>(a, place, base, warp / 4 - 1).run();
+            fa3_backward_group<TYPE, D, FINISHING>(a, place, base, warp / 4 - 1).run();
         }
     }
 }
@@ -584,7 +643,9 @@ static fa3_backward_arguments fa3_backward_arguments_of(
         int64_t together = max_i64(c.order.together, attention->multiprocessors / fa3_blocks_together(D));
         c.order.together = (int)min_i64(together, heads);
     }
-    a.finishing = c.deterministic && (p->causal || c.key_blocks <= MOST_FINISHED);
+    /* under a mask every block of keys finishes some rows; but S^T comes early only in a kernel that finishes none */
+    int most_finished = !p->causal ? MOST_FINISHED : shape::EARLY_SCORES ? MOST_ORDERED : INT32_MAX;
+    a.finishing = c.deterministic && c.key_blocks <= most_finished;
     c.counters = c.deterministic ? (int *)((char *)p->workspace + fa3_workspace(p).counters_offset) : nullptr;
     return a;
 }
@@ -603,8 +664,10 @@ static enum status fa3_backward_pass(const struct attention *attention, const st
     CHECK(make_tensor_map<key_tile>(&a.dk, attention, p, p->dk, p->seqlen_k, p->kv_heads, 64));
     CHECK(make_tensor_map<key_tile>(&a.dv, attention, p, p->dv, p->seqlen_k, p->kv_heads, 64));
     CHECK((prepare_backward<TYPE, D>(p, a.common)));
-    CHECK(launch("fa3 backward", fa3_backward_kernel<TYPE, D>, p->batch * p->kv_heads * a.common.key_blocks,
-        shape::THREADS, shape::SHARED_BYTES, p->stream, a, true));
+    CHECK(launch("fa3 backward",
+        a.finishing ? fa3_backward_kernel<TYPE, D, true> : fa3_backward_kernel<TYPE, D, false>,
+        p->batch * p->kv_heads * a.common.key_blocks, shape::THREADS, shape::SHARED_BYTES, p->stream, a,
+        true));
     a.common.deterministic = false; /* there is one sum */
     return a.finishing ? STATUS_OK : finish_backward<TYPE, D>(p, a.common, true);
 }
