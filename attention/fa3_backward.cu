@@ -14,7 +14,7 @@
        dQ = dS K          -> shared memory -> added to fp32 sums in memory by a bulk reduction
    dQ needs all keys: the two warpgroups meet once a step, and each computes half of its rows (ROWS 128) or of its columns.
    At head dimension 128 there are registers to start S^T of the next step before dS^T of this one is stored: the tensor
-   cores have it while the groups meet, and a step begins with its exponentials instead of a wait.
+   cores have it while the groups meet, and the exponentials of a step begin under dK of the one before.
    What takes long without using the tensor cores is begun early, under products: loads of lse and D, and the fence between
    a stored dQ and the thread that adds it, which comes in the next step.
 
@@ -51,6 +51,8 @@ template <int D> struct fa3_backward_shape {
     static constexpr int EARLY_LSE = 8, EARLY_D = D == 128 ? 8 : 4;
     /* Whether S^T of the next step is started before dQ of this one, where dQ is not finished: there are registers for it. */
     static constexpr bool EARLY_SCORES = D == 128;
+    static_assert(!EARLY_SCORES || STAGES > 2,
+        "a step waits for Q of the next one before it leaves Q of the one before");
     /* Threads that add dQ, in turn: an addition may take longer than a step. */
     static constexpr int ADDING = 2;
     static constexpr int STATISTICS_BYTES = ROWS * (int)sizeof(float);
@@ -224,6 +226,8 @@ template <int D> struct fa3_backward_additions {
 template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
     using shape = fa3_backward_shape<D>;
     static constexpr bool EARLY = shape::EARLY_SCORES && !FINISHING;
+    static constexpr int ROUNDED =
+        EARLY ? shape::ROWS / 8 : shape::ROUNDED; /* the next S^T takes the place of P^T */
     using key_tile = typename shape::key_tile;
     using row_tile = typename shape::row_tile;
     using weight_tile = typename shape::weight_tile;
@@ -306,8 +310,8 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
             float2 d = n < shape::EARLY_D ? early_d[n % shape::EARLY_D] : load_statistic(statistics, n);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                float2 pair = n < shape::ROUNDED ? unpack<TYPE>(p_weights[n / 2][n % 2 * 2 + half])
-                                                 : make_float2(p[n][2 * half], p[n][2 * half + 1]);
+                float2 pair = n < ROUNDED ? unpack<TYPE>(p_weights[n / 2][n % 2 * 2 + half])
+                                          : make_float2(p[n][2 * half], p[n][2 * half + 1]);
                 dp[n][2 * half] = pair.x * (dp[n][2 * half] - d.x);
                 dp[n][2 * half + 1] = pair.y * (dp[n][2 * half + 1] - d.y);
             }
@@ -430,20 +434,38 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
         wgmma_commit();
     }
 
-    /* Starts S^T = K Q^T of a step. */
-    __device__ __forceinline__ void start_scores(float (&s)[S_N][4], int step, const row_tile &q) {
+    /* Has the compiler work this out before the next branch, not where it is used. */
+    static __device__ __forceinline__ void keep_here(uint32_t (&weights)[ROWS_K][4]) {
+#pragma unroll
+        for (int k = 0; k < ROWS_K; k++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                weights[k][i] = opaque(weights[k][i]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void wait_for_queries(int step) {
         arrival_wait(shape::barrier(shared, shape::Q_FULL + step % shape::STAGES), step / shape::STAGES % 2);
+    }
+
+    /* Starts S^T = K Q^T of a step. */
+    __device__ __forceinline__ void start_scores(float (&s)[S_N][4], const row_tile &q) {
         wgmma_begin();
         multiply_rows<TYPE>(s, key_tile(shared + shape::K_OFFSET, 64 * group), q);
         wgmma_commit();
     }
 
-    /* One step. EARLY: its S^T has been started, dK of the step before is under way, and unless this is the last one S^T of
+    /* One step. EARLY: its S^T is there, dK of the step before is under way, and unless this is the last one S^T of
        the next step is started as soon as there are registers for it, so that the tensor cores have it while dS^T is stored
        and the groups meet. */
     template <bool LAST>
     __device__ __forceinline__ void take_step(float (&s)[S_N][4], const fa3_backward_step &at) {
         lane = (int)opaque((uint32_t)lane); /* no registers for addresses from one step to the next */
+        if (EARLY) {                        /* and none for what follows from these */
+            warp = (int)opaque((uint32_t)warp), group = (int)opaque((uint32_t)group);
+            handed_over = (int)opaque((uint32_t)handed_over);
+        }
         int stage = at.step % shape::STAGES;
         row_tile q = queries(at.step), d_o(shared + shape::D_O_OFFSET + stage * row_tile::BYTES);
         uint32_t lse = shared + shape::LSE_OFFSET + stage * shape::STATISTICS_BYTES,
@@ -454,7 +476,8 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
         uint32_t p_weights[ROWS_K][4], d_s_weights[ROWS_K][4];
 
         if (!EARLY) {
-            start_scores(s, at.step, q);
+            wait_for_queries(at.step);
+            start_scores(s, q);
             announce(at);
         }
         arrival_wait(shape::barrier(shared, shape::D_O_FULL + stage), at.step / shape::STAGES % 2);
@@ -466,15 +489,21 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
         }
 
         load_statistics(early_lse, lse);
-        wgmma_wait<1>(s);
-        if (EARLY && at.step > 0) {
-            registers_change(dk);
-            arrive(shape::barrier(shared, shape::Q_EMPTY + (at.step - 1) % shape::STAGES));
-        }
+        wgmma_wait<EARLY ? 2 : 1>(s);
         if (is_masked(at.row)) {
             mask(s, at.row);
         }
         exponentiate(p_weights, s, early_lse, lse);
+        if (EARLY) {
+            keep_here(p_weights);
+            if (!LAST) {
+                wait_for_queries(at.step + 1);
+            }
+            wgmma_wait<1>(dk);
+            if (at.step > 0) {
+                arrive(shape::barrier(shared, shape::Q_EMPTY + (at.step - 1) % shape::STAGES));
+            }
+        }
         load_statistics(early_d, d);
         wgmma_begin();
         multiply_fragments<TYPE>(dv, p_weights, d_o);
@@ -483,7 +512,7 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
         wgmma_wait<1>(dp);
         differentiate(d_s_weights, dp, s, p_weights, early_d, d);
         if (!LAST) {
-            start_scores(s, at.step + 1, queries(at.step + 1));
+            start_scores(s, queries(at.step + 1));
             wgmma_wait<1>(dv); /* for the registers of P^T */
         }
         store_weights(d_s_tile, d_s_weights);
@@ -517,7 +546,9 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
             float s[S_N][4];
             registers_change(dk); /* cleared before products begin */
             registers_change(dv);
-            start_scores(s, at.step, queries(at.step));
+            wait_for_queries(at.step);
+            start_scores(s, queries(at.step));
+            wgmma_commit(); /* no products, where later steps have those of dK */
             for (; !place.is_last(a.common, at); place.advance(at)) {
                 take_step<false>(s, at);
             }
