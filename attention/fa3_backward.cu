@@ -77,6 +77,8 @@ template <int D> struct fa3_backward_shape {
     static constexpr int COPY_REGISTERS = 24, REGISTERS = 240;
     static_assert(COPY_REGISTERS + GROUPS * REGISTERS <= (GROUPS + 1) * registers_at_start(THREADS),
         "more registers than there are");
+    /* Blocks of keys, neighbours, that begin with different rows where there is no order to keep. */
+    static constexpr int SPREAD = D == 128 ? 16 : 1;
     static constexpr int TOGETHER = 1; /* named barrier of both warpgroups */
 };
 
@@ -89,40 +91,46 @@ struct fa3_backward_step {
 template <int D> struct fa3_backward_place {
     using shape = fa3_backward_shape<D>;
     int batch, kv_head, group, key_block;
-    int last_row; /* block */
+    int lowest_row, last_row; /* blocks that see any key */
+    int steps;
 
     __device__ __forceinline__ fa3_backward_place(const backward_arguments &a, unsigned index) {
         int batch_head;
         a.order.find(index, &key_block, &batch_head);
         batch = batch_head / a.kv_heads, kv_head = batch_head % a.kv_heads;
         group = a.heads / a.kv_heads;
+        /* in order, the first block of keys writes dQ of all */
+        bool all = !a.causal || (a.deterministic && key_block == 0);
+        int first_query = all ? 0 : max(first_key() - (a.seqlen_k - a.seqlen_q), 0);
+        lowest_row = first_query / shape::ROWS * shape::ROWS;
         last_row = (a.seqlen_q - 1) / shape::ROWS * shape::ROWS;
+        steps = max((last_row - lowest_row) / shape::ROWS + 1, 0) * group;
     }
 
     __device__ __forceinline__ int first_key() const {
         return key_block * shape::KEYS;
     }
 
-    __device__ __forceinline__ fa3_backward_step first_step() const {
-        return {0, last_row, kv_head * group};
+    /* In order, all begin with the last row block; else SPREAD neighbours begin with different ones, so that they do not
+       add to the same rows of dQ at the same time. */
+    __device__ __forceinline__ fa3_backward_step first_step(const backward_arguments &a) const {
+        int skipped = a.deterministic ? 0 : key_block % shape::SPREAD * shape::ROWS;
+        return {0, max(last_row - skipped, lowest_row), kv_head * group};
     }
-    /* Row blocks from the last down, for each all query heads. */
+    /* Row blocks downwards, then those that were skipped, for each all query heads. */
     __device__ __forceinline__ void advance(fa3_backward_step &at) const {
         at.step++;
         if (++at.head == (kv_head + 1) * group) {
-            at.head = kv_head * group, at.row -= shape::ROWS;
+            at.head = kv_head * group;
+            at.row = shape::SPREAD > 1 && at.row == lowest_row ? last_row : at.row - shape::ROWS;
         }
     }
-    /* Down to the first query that sees any key; in order, the first block of keys writes dQ of all. */
-    __device__ __forceinline__ bool is_over(const backward_arguments &a, const fa3_backward_step &at) const {
-        bool all = !a.causal || (a.deterministic && key_block == 0);
-        int first_query = all ? 0 : max(first_key() - (a.seqlen_k - a.seqlen_q), 0);
-        return at.row + shape::ROWS <= first_query;
+    __device__ __forceinline__ bool is_over(const fa3_backward_step &at) const {
+        return shape::SPREAD > 1 ? at.step >= steps : at.row < lowest_row;
     }
-
-    __device__ __forceinline__ bool is_last(const backward_arguments &a, fa3_backward_step at) const {
+    __device__ __forceinline__ bool is_last(fa3_backward_step at) const {
         advance(at);
-        return is_over(a, at);
+        return is_over(at);
     }
 
     /* Whether this block of keys finishes dQ of a row block: the last one that it sees, where that is to do it. */
@@ -162,7 +170,7 @@ template <int D> struct fa3_backward_copies {
     }
 
     __device__ __forceinline__ void run() {
-        for (fa3_backward_step at = place.first_step(); !place.is_over(a.common, at); place.advance(at)) {
+        for (fa3_backward_step at = place.first_step(a.common); !place.is_over(at); place.advance(at)) {
             const float *statistics = a.common.statistics_of(place.batch * a.common.heads + at.head);
             if (at.step == 0) {
                 load_keys(a.k, shape::K_OFFSET, shape::K_FULL);
@@ -193,7 +201,7 @@ template <int D> struct fa3_backward_additions {
 
     __device__ __forceinline__ void run(int which) {
         bool ordered = a.common.deterministic, first = ordered && place.key_block == 0;
-        for (fa3_backward_step at = place.first_step(); !place.is_over(a.common, at); place.advance(at)) {
+        for (fa3_backward_step at = place.first_step(a.common); !place.is_over(at); place.advance(at)) {
             if (at.step % shape::ADDING != which || place.finishes(a, at.row)) {
                 continue;
             }
@@ -537,19 +545,19 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
     }
 
     __device__ __forceinline__ void take_steps() {
-        fa3_backward_step at = place.first_step();
+        fa3_backward_step at = place.first_step(a.common);
         if constexpr (!EARLY) {
-            for (; !place.is_over(a.common, at); place.advance(at)) {
+            for (; !place.is_over(at); place.advance(at)) {
                 take_step_alone(at);
             }
-        } else if (!place.is_over(a.common, at)) {
+        } else if (!place.is_over(at)) {
             float s[S_N][4];
             registers_change(dk); /* cleared before products begin */
             registers_change(dv);
             wait_for_queries(at.step);
             start_scores(s, queries(at.step));
             wgmma_commit(); /* no products, where later steps have those of dK */
-            for (; !place.is_last(a.common, at); place.advance(at)) {
+            for (; !place.is_last(at); place.advance(at)) {
                 take_step<false>(s, at);
             }
             take_step<true>(s, at);
