@@ -187,13 +187,6 @@ template <int D> struct fa3_backward_copies {
     }
 };
 
-/* Blocks of keys that have added to dQ of a row block. Before these counters there is one of thread blocks started. */
-template <int D>
-__device__ __forceinline__ int *fa3_counter(const fa3_backward_arguments &a, int index, int row) {
-    constexpr int ROWS = fa3_backward_shape<D>::ROWS;
-    return a.common.counters + 1 + (int64_t)index * (a.common.padded_rows / ROWS) + row / ROWS;
-}
-
 /* Added to the counter of a row block when its sums are begun, where there is no order; above all counts. */
 enum { BEGUN = 1 << 30 };
 
@@ -222,8 +215,8 @@ template <int D> struct fa3_backward_additions {
                 continue;
             }
             int index = place.batch * a.common.heads + at.head;
-            int *counter = fa3_counter<D>(a, index, at.row);
-            float *sums = a.common.template dq_sums_of<D>(0, index, at.row);
+            int *counter = a.common.turns_at(index, at.row);
+            float *sums = a.common.template dq_sums_of<D>(index, at.row);
             if (ordered) {
                 wait_for_count(counter, place.key_block);
             }
@@ -385,12 +378,12 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
         if (leader) {
             bulk_wait_read<0>(); /* of the row block before */
             if (place.key_block > 0) {
-                wait_for_count(fa3_counter<D>(a, index, row), place.key_block);
+                wait_for_count(a.common.turns_at(index, row), place.key_block);
             }
         }
         named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP);
         if (place.key_block > 0) {
-            const float4 *sums = (const float4 *)(a.common.template dq_sums_of<D>(0, index, row) +
+            const float4 *sums = (const float4 *)(a.common.template dq_sums_of<D>(index, row) +
                                                   (dq_row() * D_N + dq_column()) * FRAGMENT_FLOATS) +
                                  lane;
 #pragma unroll
@@ -705,8 +698,8 @@ static fa3_backward_arguments fa3_backward_arguments_of(
     /* under a mask every block of keys finishes some rows; but S^T comes early only in a kernel that finishes none */
     int most_finished = !p->causal ? MOST_FINISHED : shape::EARLY_SCORES ? MOST_ORDERED : INT32_MAX;
     a.finishing = c.deterministic && c.key_blocks <= most_finished;
-    c.counters = (int *)((char *)p->workspace + fa3_workspace(p).counters_offset);
-    c.ended = a.finishing ? nullptr : c.counters + 1 + p->batch * p->heads * (c.padded_rows / PREPARE_ROWS);
+    int64_t turns = p->batch * p->heads * (c.padded_rows / FA2_SMALLEST_ROW_BLOCK);
+    c.ended = a.finishing ? nullptr : c.counters + 1 + turns;
     c.all_ended = shape::ADDING * c.key_blocks;
     return a;
 }
@@ -729,7 +722,6 @@ static enum status fa3_backward_pass(const struct attention *attention, const st
         a.finishing ? fa3_backward_kernel<TYPE, D, true> : fa3_backward_kernel<TYPE, D, false>,
         p->batch * p->kv_heads * a.common.key_blocks, shape::THREADS, shape::SHARED_BYTES, p->stream, a,
         true));
-    a.common.deterministic = false; /* there is one sum */
     return a.finishing ? STATUS_OK : finish_backward<TYPE, D>(p, a.common, true);
 }
 
