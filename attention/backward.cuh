@@ -219,8 +219,9 @@ static inline backward_arguments backward_problem(const struct attention_params 
 template <int D>
 static backward_arguments backward_arguments_of(
     const struct attention_params *p, int rows, int columns, bool whole_heads = false) {
-    /* Times as many heads together where blocks of keys take turns: fewer of a head then start after each other. */
-    enum { HEADS_IN_TURN = 4 };
+    /* Where blocks of keys take turns, so many times more heads are together, and no fewer than leave 4 or 8 blocks of keys
+       of each at a time: these start after each other. */
+    enum { HEADS_IN_TURN = 4, FEWEST_HEADS_IN_TURN = FEWEST_BLOCKS / (D > 80 ? 8 : 4) };
     backward_arguments a = backward_problem(p, rows, columns);
     a.deterministic = p->deterministic || whole_heads;
     a.cleared = !a.deterministic;
@@ -228,6 +229,9 @@ static backward_arguments backward_arguments_of(
     int64_t bytes_a_head = p->heads / p->kv_heads * p->seqlen_q * D * 8;
     a.order = order_blocks(whole_heads ? 1 : a.key_blocks, p->batch * p->kv_heads,
         a.deterministic ? bytes_a_head / HEADS_IN_TURN : bytes_a_head);
+    if (a.deterministic && !whole_heads) {
+        a.order.together = (int)min_i64(max_i64(a.order.together, FEWEST_HEADS_IN_TURN), a.order.heads);
+    }
     return a;
 }
 
