@@ -1,14 +1,12 @@
 /* What surrounds every tiled backward kernel: its arguments, the pass before it and the pass after it.
 
-   prepare   D = rowsum(dO o O) and lse log2(e) of every row; zeroes in dQ's fp32 sums where nobody begins them by storing,
-             and in the counters
-   finish    dQ = scale * sums, rounded; of heads that nobody adds to any more while the main kernel is at others, where
-             that counts them
+   prepare   D = rowsum(dO o O) and lse log2(e) of every row; zeroes in dQ's fp32 sums, and in counters
+   finish    dQ = scale * sums, rounded
 
-   dQ of a row gets a part from every block of keys. Ordinarily they add to its sums as they come: fp32 reductions in the L2
-   cache. Deterministic, they take turns at every row block, the first block of keys first, which begins the sums instead of
-   adding; a counter says whose turn it is. They all start with the last row block, so that they follow each other through
-   the rows, and take their places in the order in which they start, so that nobody waits for one that has not. */
+   dQ of a row gets a part from every block of keys. Ordinarily there is a thread block for each, and they add to one sum
+   as they come: fp32 reductions in the L2 cache. Deterministic, there are several sums, `splits`, each of one thread block
+   (of a key/value head), which takes blocks of keys one after the other: in round r one of r * splits to
+   (r + 1) * splits - 1. The first round begins the sums; `finish` adds them up, always in the same order. */
 #ifndef ATTENTION_BACKWARD_CUH
 #define ATTENTION_BACKWARD_CUH
 
@@ -18,50 +16,38 @@ struct backward_arguments {
     device_tensor q, k, v, o, d_o, dq, dk, dv;
     const float *lse;
     float *statistics; /* [batch, heads, 2, padded_rows]: lse log2(e), then D */
-    float *dq_sums;    /* [batch, heads, padded_rows / 16, D / 8] fragments */
-    int *counters;     /* one of thread blocks that have started, then those of turns, as in `turns_at` */
+    float *dq_sums;    /* [split, batch, heads, padded_rows / 16, D / 8] fragments */
+    int *counters;     /* one, and one more for every PREPARE_ROWS rows of a head; NULL: none are needed */
     int seqlen_q, seqlen_k, heads, kv_heads, head_dim, padded_rows;
     int group; /* query heads to a key/value head */
     float scale;
     bool causal;
     bool deterministic;
-    int rows;          /* of the main kernel's blocks of queries */
-    int key_blocks;    /* of one key/value head */
-    block_order order; /* of thread blocks and key/value heads */
-    int *ended;    /* [batch, kv_heads]: threads that have added all that they add to dQ; NULL: not counted */
-    int all_ended; /* threads that add to a key/value head's dQ */
-    bool cleared;  /* dQ's sums begin with zeroes */
+    int rows, columns;    /* of the main kernel's blocks */
+    int key_blocks;       /* of one key/value head */
+    int64_t split_stride; /* floats from one sum of dQ to the next; 0: there is one */
+    block_order order;    /* of thread blocks and key/value heads */
 
     /* of head `index` of all sequences */
     __device__ __forceinline__ float *statistics_of(int index) const {
         return statistics + (int64_t)index * 2 * padded_rows;
     }
-    template <int D> __device__ __forceinline__ float *dq_sums_of(int index, int row) const {
-        return dq_sums + ((int64_t)index * padded_rows + row) * D;
+    template <int D> __device__ __forceinline__ float *dq_sums_of(int split, int index, int row) const {
+        return dq_sums + split * split_stride + ((int64_t)index * padded_rows + row) * D;
     }
-    /* Which one this thread block is: in the order of starting where that matters. By all threads; uses 4 bytes of shared
-       memory. */
-    __device__ __forceinline__ unsigned take_place(uint32_t shared) const {
-        if (!deterministic) {
-            return blockIdx.x;
-        }
-        wait_for_previous(); /* it set the counter to 0 */
-        if (threadIdx.x == 0) {
-            store_shared(shared, (uint32_t)atomicAdd(counters, 1));
-        }
-        __syncthreads();
-        unsigned place = uniform(load_shared(shared));
-        __syncthreads();
+    /* Which blocks of keys thread block i takes: the one of its split, and then to and fro through the rounds, so that under a
+       causal mask all splits have about the same to do. */
+    __device__ __forceinline__ int first_block(unsigned i) const {
+        int place, index;
+        order.find(i, &place, &index);
         return place;
     }
-    /* Where it is counted how many blocks of keys have had their turn at a row block of head `index` of all sequences */
-    __device__ __forceinline__ int *turns_at(int index, int row) const {
-        constexpr int ROWS = FA2_SMALLEST_ROW_BLOCK;
-        return counters + 1 + (int64_t)index * (padded_rows / ROWS) + row / ROWS;
+    __device__ __forceinline__ int next_block(int block) const {
+        return 2 * (block / order.blocks + 1) * order.blocks - 1 - block;
     }
-    /* Whether blocks of keys wait for their turn: not where one thread block has them all. */
-    __device__ __forceinline__ bool takes_turns() const {
-        return deterministic && order.blocks > 1;
+    __device__ __forceinline__ int split_of(int block) const {
+        int round = block / order.blocks, place = block % order.blocks;
+        return round % 2 == 0 ? place : order.blocks - 1 - place;
     }
     __device__ __forceinline__ int diagonal_row(int first_key) const {
         return diagonal_row(first_key, rows);
@@ -109,17 +95,14 @@ static __global__ void __launch_bounds__(PREPARE_THREADS) backward_prepare(backw
                 *(const uint4 *)(a.d_o.row(batch, r, head) + column));
         }
     }
-    if (threadIdx.x < PREPARE_ROWS / FA2_SMALLEST_ROW_BLOCK) {
-        a.turns_at(index, first_row)[threadIdx.x] = 0;
+    if (a.counters != nullptr && threadIdx.x == 0) {
+        a.counters[blockIdx.x + 1] = 0;
+        if (blockIdx.x == 0) {
+            a.counters[0] = 0;
+        }
     }
-    if (a.ended != nullptr && threadIdx.x == 0 && first_row == 0) {
-        a.ended[index / a.group] = 0;
-    }
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        a.counters[0] = 0;
-    }
-    float4 *dq = (float4 *)a.dq_sums_of<D>(index, first_row);
-    for (int i = (int)threadIdx.x; a.cleared && i < PREPARE_ROWS * D / 4; i += PREPARE_THREADS) {
+    float4 *dq = (float4 *)a.dq_sums_of<D>(0, index, first_row);
+    for (int i = (int)threadIdx.x; !a.deterministic && i < PREPARE_ROWS * D / 4; i += PREPARE_THREADS) {
         dq[i] = make_float4(0, 0, 0, 0);
     }
 #pragma unroll
@@ -147,13 +130,23 @@ static enum status prepare_backward(const struct attention_params *p, const back
 
 enum { FINISH_THREADS = 256, FINISH_ROWS = 64 };
 
-/* Until a head's sums are complete. Where it is counted who has added to them, this pass begins with the last thread blocks
-   of the main kernel, on multiprocessors that have none: most heads are complete by then. Nothing waits for a counter: where
-   it says no, all wait for the main kernel. So does the last thread block, that this pass does not end before. */
-static __device__ __forceinline__ void wait_for_sums(const backward_arguments &a, int index) {
-    bool last = blockIdx.x + 1 == gridDim.x;
-    if (a.ended == nullptr || last || load_count(a.ended + index / a.group) != a.all_ended) {
-        wait_for_previous();
+/* Fragment f of the rows from `row` on, over the splits that have it: the first block of keys of a split wrote all the
+   rows that see any of its keys. Nothing need have been written past the last row. */
+template <int D>
+__device__ __forceinline__ void sum_splits(
+    float (&c)[4], const backward_arguments &a, int index, int row, int f) {
+    c[0] = c[1] = c[2] = c[3] = 0;
+    int fragment_row = row + f / (D / 8) * 16;
+    int splits = fragment_row >= a.seqlen_q ? 0 : a.deterministic ? a.order.blocks : 1;
+    for (int split = 0; split < splits; split++) {
+        if (!a.deterministic || fragment_row >= a.diagonal_row(split * a.columns)) {
+            float part[4];
+            load_fragment(part, a.dq_sums_of<D>(split, index, row) + f * FRAGMENT_FLOATS);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                c[i] += part[i];
+            }
+        }
     }
 }
 
@@ -164,14 +157,10 @@ static __global__ void __launch_bounds__(FINISH_THREADS) backward_finish(backwar
     using tile = shared_tile<D>;
     int blocks = a.padded_rows / FINISH_ROWS, index = (int)(blockIdx.x / blocks);
     int row = (int)(blockIdx.x % blocks) * FINISH_ROWS, lane = lane_index();
-    wait_for_sums(a, index);
+    wait_for_previous();
     for (int f = (int)warp_index(); f < FINISH_ROWS / 16 * (D / 8); f += FINISH_THREADS / LANES) {
-        float c[4] = {};
-        int fragment_row = row + f / (D / 8) * 16;
-        bool sees_any = fragment_row >= a.diagonal_row(0); /* else nobody has begun its sums */
-        if (sees_any && fragment_row < a.seqlen_q) {
-            load_fragment(c, a.dq_sums_of<D>(index, row) + f * FRAGMENT_FLOATS);
-        }
+        float c[4];
+        sum_splits<D>(c, a, index, row, f);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int tile_row = f / (D / 8) * 16 + 8 * half + lane / 4;
@@ -204,34 +193,29 @@ static inline backward_arguments backward_problem(const struct attention_params 
     a.dq = on_device(p->dq), a.dk = on_device(p->dk), a.dv = on_device(p->dv);
     a.lse = (const float *)p->lse;
     a.statistics = (float *)((char *)p->workspace + w.statistics_offset);
-    a.counters = (int *)((char *)p->workspace + w.counters_offset);
     a.dq_sums = (float *)((char *)p->workspace + w.dq_offset);
     a.seqlen_q = (int)p->seqlen_q, a.seqlen_k = (int)p->seqlen_k, a.padded_rows = (int)w.padded_rows;
     a.heads = (int)p->heads, a.kv_heads = (int)p->kv_heads, a.head_dim = (int)p->head_dim;
     a.group = (int)(p->heads / p->kv_heads);
     a.scale = (float)p->scale, a.causal = p->causal;
-    a.rows = rows;
+    a.rows = rows, a.columns = columns;
     a.key_blocks = (int)ceil_div(p->seqlen_k, columns);
     return a;
 }
 
-/* For a main kernel with one thread block for every block of keys, or whole_heads: for all of them. */
+/* For a main kernel whose thread blocks share a head's blocks of keys by splits. whole_heads: one thread block for all of
+   them. */
 template <int D>
 static backward_arguments backward_arguments_of(
     const struct attention_params *p, int rows, int columns, bool whole_heads = false) {
-    /* Where blocks of keys take turns, so many times more heads are together, and no fewer than leave 4 or 8 blocks of keys
-       of each at a time: these start after each other. */
-    enum { HEADS_IN_TURN = 4, FEWEST_HEADS_IN_TURN = FEWEST_BLOCKS / (D > 80 ? 8 : 4) };
     backward_arguments a = backward_problem(p, rows, columns);
     a.deterministic = p->deterministic || whole_heads;
-    a.cleared = !a.deterministic;
+    a.split_stride = a.deterministic ? p->batch * p->heads * a.padded_rows * D : 0;
+    int64_t splits = whole_heads        ? 1
+                     : p->deterministic ? min_i64(fa2_workspace(p).splits, a.key_blocks)
+                                        : a.key_blocks;
     /* read again and again of a key/value head: Q and dO of its group, and the sums of dQ */
-    int64_t bytes_a_head = p->heads / p->kv_heads * p->seqlen_q * D * 8;
-    a.order = order_blocks(whole_heads ? 1 : a.key_blocks, p->batch * p->kv_heads,
-        a.deterministic ? bytes_a_head / HEADS_IN_TURN : bytes_a_head);
-    if (a.deterministic && !whole_heads) {
-        a.order.together = (int)min_i64(max_i64(a.order.together, FEWEST_HEADS_IN_TURN), a.order.heads);
-    }
+    a.order = order_blocks(splits, p->batch * p->kv_heads, p->heads / p->kv_heads * p->seqlen_q * D * 8);
     return a;
 }
 

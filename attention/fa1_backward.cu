@@ -1,8 +1,7 @@
 /* FlashAttention backward as it was before FlashAttention-2 (Dao et al. 2022, algorithm 4), and the two cuts on the way.
 
    grid      fa1, cut1: one block for a (batch, key/value head), which takes its blocks of keys one after the other
-             cut2: one block for every block of COLUMNS keys of every (batch, key/value head); they go from the last
-             rows to the first, in which they take turns when deterministic (backward.cuh)
+             cut2: one block for every block of COLUMNS keys of every (batch, key/value head)
    block     4 warps, sliced-K: each has a quarter of the block's keys, and their rows of dK and dV in registers. 16
              queries at a time:
                  S = Q K^T, P; dP = dO V^T, dS = P o (dP - D)      of the warp's keys
@@ -45,7 +44,7 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
                    v_warp = shared + V_OFFSET + warp * WARP_KEYS * tile::ROW_BYTES,
                    weights = shared + WEIGHTS_OFFSET + warp * WEIGHTS_BYTES;
 
-    int batch, kv_head, first_key;
+    int batch, kv_head, split, first_key;
     float dk[M][2 * PART_SQUARES][4], dv[M][2 * PART_SQUARES][4];
 
     __device__ __forceinline__ fa1_backward_block(
@@ -146,8 +145,8 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
     /* dQ's sums of 16 rows += dS K, the parts of all warps; deterministic, the first block of keys begins them. */
     __device__ __forceinline__ void add_dq(const float (&ds)[1][S_N][4], int head, int row) {
         uint32_t parts = shared + PARTS_OFFSET, keys_lane = tile::lane_offset(DOWN_FIRST);
-        float *sums = a.dq_sums_of<D>(batch * a.heads + head, row);
-        bool begin = a.deterministic && first_key == 0;
+        float *sums = a.dq_sums_of<D>(split, batch * a.heads + head, row);
+        bool begin = a.deterministic && first_key == split * COLUMNS;
 #pragma unroll
         for (int first = 0; first < SQUARES; first += FA1_EXCHANGE_SQUARES) {
             float part[1][exchange::FRAGMENTS][4];
@@ -202,16 +201,9 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
         copy<ROWS>(shared + D_O_OFFSET, a.d_o, first_row, head, a.seqlen_q);
         copy_commit();
         copy_wait<0>();
-        bool in_turn = a.takes_turns() && half == 0 && threadIdx.x == 0;
-        if (in_turn) {
-            wait_for_count(a.turns_at(batch * a.heads + head, first_row), first_key / COLUMNS);
-        }
         __syncthreads();
         for (int row = 0; row < ROWS; row += FA1_STEP_ROWS) {
             step(head, first_row + row, row * tile::ROW_BYTES, half);
-        }
-        if (in_turn) { /* everybody has added: there was a barrier after it */
-            count_up(a.turns_at(batch * a.heads + head, first_row));
         }
     }
 
@@ -243,9 +235,8 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
             copy<COLUMNS>(shared + K_OFFSET, a.k, first_key, kv_head, a.seqlen_k);
             copy<COLUMNS>(shared + V_OFFSET, a.v, first_key, kv_head, a.seqlen_k);
             copy_commit();
-            int last_row = (a.seqlen_q - 1) / ROWS * ROWS;
-            for (int row = last_row; row >= a.diagonal_row(first_key, ROWS); row -= ROWS) {
-                for (int head = kv_head * a.group; head < (kv_head + 1) * a.group; head++) {
+            for (int head = kv_head * a.group; head < (kv_head + 1) * a.group; head++) {
+                for (int row = a.diagonal_row(first_key, ROWS); row < a.seqlen_q; row += ROWS) {
                     row_block(head, row, half);
                 }
             }
@@ -255,10 +246,10 @@ template <enum dtype TYPE, int D> struct fa1_backward_block {
     }
 
     __device__ __forceinline__ void run() {
-        int block, index;
-        a.order.find(a.take_place(shared), &block, &index);
+        int index;
+        a.order.find(blockIdx.x, &split, &index);
         batch = index / a.kv_heads, kv_head = index % a.kv_heads;
-        for (; block < a.key_blocks; block += a.order.blocks) {
+        for (int block = split; block < a.key_blocks; block += a.order.blocks) {
             first_key = block * COLUMNS;
             key_block();
         }

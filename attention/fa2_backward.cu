@@ -1,8 +1,8 @@
 /* FlashAttention-2 backward (Dao 2023, algorithm 2): dQ, dK and dV with P computed again from Q, K and lse.
 
    grid      one thread block for every block of COLUMNS keys of a (batch, key/value head), with all its query heads:
-             K and V stay in shared memory, dK and dV in registers, row blocks of Q and dO stream through, the last one
-             first. backward.cuh has the passes before and after, and the turns at dQ when deterministic
+             K and V stay in shared memory, dK and dV in registers, row blocks of Q and dO stream through.
+             backward.cuh has the passes before and after, and what is different when deterministic
 
    For each block of ROWS queries, but for dQ a part of them after the other; everything about S is transposed, keys down
    and queries across, so that the accumulators of one product are the A operand of the next:
@@ -96,36 +96,43 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
     using probability =
         typename std::conditional<(QUERY_WARPS > 1), rounded_fragment<TYPE>, float_fragment<TYPE>>::type;
 
-    /* The thread's number by `opaque`: registers are too few to keep all that is worked out from it. */
+    /* Everything that depends on the thread is worked out for every block of keys anew: registers are too few to keep it. */
     const backward_arguments &a;
     const uint32_t shared;
     const int thread = (int)opaque(threadIdx.x), warp = (int)uniform_warp_index(), lane = thread % LANES;
     const int key_warp = warp / QUERY_WARPS, query_warp = warp % QUERY_WARPS;
     const int dq_row_warp = warp / DQ_COLUMN_WARPS, dq_column_warp = warp % DQ_COLUMN_WARPS;
-    int batch, kv_head, first_key;
+    const int first_key;
+    int batch, kv_head;
 
     float dk[M][D_N][4], dv[M][D_N][4];
 
-    __device__ __forceinline__ backward_block(const backward_arguments &arguments, uint32_t shared_memory)
-        : a(arguments), shared(shared_memory) {
-        int key_block, index;
-        a.order.find(a.take_place(shared), &key_block, &index);
-        batch = index / a.kv_heads, kv_head = index % a.kv_heads, first_key = key_block * COLUMNS;
+    __device__ __forceinline__ backward_block(
+        const backward_arguments &arguments, uint32_t shared_memory, int first)
+        : a(arguments), shared(opaque(shared_memory)), first_key(first) {
+        int place, index;
+        a.order.find(opaque(blockIdx.x), &place, &index);
+        batch = index / a.kv_heads, kv_head = index % a.kv_heads;
     }
 
-    /* Where a step is: the row block of a query head. The steps go from the last row block to the first one that sees a
-       key, and in each through the heads of the group: so they do for all blocks of keys, which then never wait long for
-       their turn. */
+    /* Where a step is: the row block of a query head. The steps go through the heads of the group, and in each from the
+       diagonal down, so that blocks of keys that run together add to different rows of dQ. */
     struct step {
         int head, row;
     };
+    __device__ __forceinline__ int first_row() const {
+        return a.diagonal_row(first_key, ROWS);
+    }
+    __device__ __forceinline__ int last_row() const {
+        return (a.seqlen_q - 1) / ROWS * ROWS;
+    }
     __device__ __forceinline__ step after(step s) const {
-        bool wrap = s.head + 1 == (kv_head + 1) * a.group;
-        return {s.head + 1 - (wrap ? a.group : 0), s.row - (wrap ? ROWS : 0)};
+        bool wrap = s.row == last_row();
+        return {s.head + wrap, wrap ? first_row() : s.row + ROWS};
     }
     __device__ __forceinline__ step before(step s) const {
-        bool wrap = s.head == kv_head * a.group;
-        return {s.head - 1 + (wrap ? a.group : 0), s.row + (wrap ? ROWS : 0)};
+        bool wrap = s.row == first_row();
+        return {s.head - wrap, wrap ? last_row() : s.row - ROWS};
     }
 
     /* Copies ROWS rows of a tensor into a tile. */
@@ -228,9 +235,8 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
 
     /* out (queries, columns) = dS (queries, keys) K of a row block */
     __device__ __forceinline__ void multiply_over_keys(float (&out)[DQ_M][2 * DQ_SQUARES][4], uint32_t d_s) {
-        int again = (int)opaque(lane); /* as in `copy` */
-        uint32_t weights_lane = weight_tile::lane_offset(ACROSS_FIRST, again),
-                 keys_lane = tile::lane_offset(DOWN_FIRST, again);
+        uint32_t weights_lane = weight_tile::lane_offset(ACROSS_FIRST),
+                 keys_lane = tile::lane_offset(DOWN_FIRST);
         clear(out);
         multiply<TYPE, COLUMNS / 16>(
             out,
@@ -404,28 +410,13 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
         }
     }
 
-    /* Deterministic: a turn at the row block of a step is waited for in that step, by a thread of the last warp; the others
-       know by the next step's barrier. It is used in the next step, and ends in the one after that, by when the additions
-       have long arrived: neither waiting nor the fence before the end then takes more than one warp some time. */
-    __device__ __forceinline__ void wait_for_turn(const step &s) {
-        if (a.takes_turns() && threadIdx.x == THREADS - 1) {
-            wait_for_count(a.turns_at(batch * a.heads + s.head, s.row), first_key / COLUMNS);
-        }
-        __syncwarp();
-    }
-    __device__ __forceinline__ void end_turn(const step &s) {
-        if (a.takes_turns() && threadIdx.x == 0) {
-            count_up(a.turns_at(batch * a.heads + s.head, s.row));
-        }
-        __syncwarp();
-    }
-
-    /* Adds to dQ's sums of a row block; deterministic, the first block of keys begins them. */
+    /* Adds to dQ's sums of a row block; deterministic, its thread block's first block of keys begins them. */
     __device__ __forceinline__ void step_dq(const step &s, uint32_t d_s) {
         float out[DQ_M][2 * DQ_SQUARES][4];
         multiply_over_keys(out, d_s);
-        bool begin = a.deterministic && first_key == 0;
-        float *sums = a.dq_sums_of<D>(batch * a.heads + s.head, s.row);
+        bool begin = a.deterministic && first_key < a.order.blocks * COLUMNS;
+        int split = a.deterministic ? a.split_of(first_key / COLUMNS) : 0;
+        float *sums = a.dq_sums_of<D>(split, batch * a.heads + s.head, s.row);
 #pragma unroll
         for (int m = 0; m < DQ_M; m++) {
 #pragma unroll
@@ -456,48 +447,43 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct backward_block {
         }
     }
 
+    /* One block of keys, from first_key on. */
     __device__ __forceinline__ void run() {
-        int row_blocks = (a.seqlen_q - 1) / ROWS + 1,
-            steps = a.group * (row_blocks - a.diagonal_row(first_key, ROWS) / ROWS);
-        step now = {kv_head * a.group, (row_blocks - 1) * ROWS};
+        int left = a.group * ((last_row() - first_row()) / ROWS + 1) - 1; /* after this step */
+        step now = {kv_head * a.group, first_row()};
+        bool first = true;
         clear(dk);
         clear(dv);
         copy<COLUMNS>(shared + K_OFFSET, a.k, first_key, kv_head, a.seqlen_k);
         copy<COLUMNS>(shared + V_OFFSET, a.v, first_key, kv_head, a.seqlen_k);
         wait_for_previous(); /* up to here this overlaps with what `prepare` does */
         launch_next();
-        copy_step(now, 0);
-        for (int done = 0; done < steps; done++) {
-            if (STAGES == 1 && done > 0) {
+        copy_step(now, left % STAGES);
+        for (; left >= 0; left--) {
+            if (STAGES == 1 && !first) {
                 __syncthreads();
                 copy_step(now, 0);
             }
             copy_wait<0>();
             __syncthreads();
-            if (STAGES == 2 && done + 1 < steps) {
-                copy_step(after(now), (done + 1) % STAGES);
+            if (STAGES == 2 && left > 0) {
+                copy_step(after(now), (left + 1) % STAGES);
             }
 #pragma unroll 1
             for (int part = 0; part < PARTS; part++) {
-                step_keys(now.row, part, done % STAGES,
-                    shared + D_S_OFFSET + (done % 2 * PARTS + part) * WEIGHTS_BYTES);
+                step_keys(now.row, part, left % STAGES,
+                    shared + D_S_OFFSET + (left % 2 * PARTS + part) * WEIGHTS_BYTES);
             }
-            if (done > 1) {
-                end_turn(before(before(now)));
-            }
-            wait_for_turn(now);
-            if (done > 0) {
-                step_dq(before(now), shared + D_S_OFFSET + (done + 1) % 2 * PARTS * WEIGHTS_BYTES);
+            if (!first) {
+                step_dq(before(now), shared + D_S_OFFSET + (left + 1) % 2 * PARTS * WEIGHTS_BYTES);
             }
             now = after(now);
+            first = false;
         }
         __syncthreads();
-        if (steps > 1) {
-            end_turn(before(before(now)));
-        }
-        step_dq(before(now), shared + D_S_OFFSET + (steps + 1) % 2 * PARTS * WEIGHTS_BYTES);
+        step_dq(before(now), shared + D_S_OFFSET);
         __syncthreads();
-        end_turn(before(now));
+        kv_head = before(now).head / a.group; /* as it was: it has not been kept meanwhile */
         store_sums(shared + K_OFFSET, dk, a.scale);
         store_sums(shared + V_OFFSET, dv, 1);
         __syncthreads();
@@ -514,7 +500,12 @@ __global__ void __launch_bounds__(backward_block<TYPE, D, SHARED_KB>::THREADS,
     extern __shared__ __align__(1024) unsigned char shared[];
     if constexpr (COMPILED_FOR(SHARED_KB)) {
         using block = backward_block<TYPE, D, SHARED_KB>;
-        block(a, shared_address(shared)).run();
+        for (int i = a.first_block(blockIdx.x); i < a.key_blocks;) {
+            block b(a, shared_address(shared), i * block::COLUMNS);
+            b.run();
+            __syncthreads();                                /* before the tiles are filled again */
+            i = a.next_block(b.first_key / block::COLUMNS); /* i has not been kept meanwhile */
+        }
     }
 }
 

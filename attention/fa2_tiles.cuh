@@ -55,7 +55,7 @@ struct backward_choice {
     backward_tile tile;
 };
 
-/* Where two are close, the one with more keys: dQ's sums are added to, in turn when deterministic, once for every block of
+/* Where two are close, the one with more keys: dQ's deterministic sums are read and written once for every block of
    keys. */
 constexpr backward_choice BACKWARD_TILES[] = {
     {64, 99, {32, 128, 1, 4, 1, 2, 2, 1}},

@@ -13,19 +13,14 @@
        dV += P^T dO       dK += dS^T Q             (times scale at the end)
        dQ = dS K          -> shared memory -> added to fp32 sums in memory by a bulk reduction
    dQ needs all keys: the two warpgroups meet once a step, and each computes half of its rows (ROWS 128) or of its columns.
-   At head dimension 128 there are registers to start S^T of the next step before dS^T of this one is stored: the tensor
-   cores have it while the groups meet, and the exponentials of a step begin under dK of the one before.
    What takes long without using the tensor cores is begun early, under products: loads of lse and D, and the fence between
    a stored dQ and the thread that adds it, which comes in the next step.
 
-   The first block of keys at a row block stores instead of adding, which saves a pass that clears; a counter says to the others
-   that it has.
-
    Deterministic: blocks of keys add to a row block in order, each after a counter says that the one before has. All start
    with the last row block, so that they follow each other at the distance of one addition, and take their places in the
-   order in which they start, so that nobody waits for one that has not. The last one rounds the sum, which saves the pass
-   after, where no thread block has so many rows to finish that the others would wait for it. Short sequences have order
-   unasked, for that pass.
+   order in which they start, so that nobody waits for one that has not. The first one of a row block stores instead of
+   adding, which saves a pass that clears; the last one rounds the sum, which saves the pass after, where no thread block
+   has so many rows to finish that the others would wait for it. Short sequences have order unasked, for these passes.
 
    FLOPs: 10 seqlen_q seqlen_k D a head, half of it when causal: 5 products. */
 #include "attention/backward.cuh"
@@ -41,7 +36,7 @@ struct fa3_backward_arguments {
 };
 
 template <int D> struct fa3_backward_shape {
-    static constexpr int KEYS = 128, ROWS = D <= 80 ? 128 : 64, STAGES = D == 128 ? 3 : 2, GROUPS = 2;
+    static constexpr int KEYS = 128, ROWS = D <= 80 ? 128 : 64, STAGES = 2, GROUPS = 2;
     static constexpr int THREADS = WARPGROUP * (GROUPS + 1);
     using key_tile = panel_tile<KEYS, D>;           /* K, V */
     using row_tile = panel_tile<ROWS, D>;           /* Q, dO */
@@ -52,10 +47,6 @@ template <int D> struct fa3_backward_shape {
     static constexpr int ROUNDED = D == 80 ? ROWS / 8 : D == 64 ? 2 : 0;
     /* Fragments whose lse and D are loaded before the products are waited for that they are combined with. */
     static constexpr int EARLY_LSE = 8, EARLY_D = D == 128 ? 8 : 4;
-    /* Whether S^T of the next step is started before dQ of this one, where dQ is not finished: there are registers for it. */
-    static constexpr bool EARLY_SCORES = D == 128;
-    static_assert(!EARLY_SCORES || STAGES > 2,
-        "a step waits for Q of the next one before it leaves Q of the one before");
     /* Threads that add dQ, in turn: an addition may take longer than a step. */
     static constexpr int ADDING = 2;
     static constexpr int STATISTICS_BYTES = ROWS * (int)sizeof(float);
@@ -80,8 +71,6 @@ template <int D> struct fa3_backward_shape {
     static constexpr int COPY_REGISTERS = 24, REGISTERS = 240;
     static_assert(COPY_REGISTERS + GROUPS * REGISTERS <= (GROUPS + 1) * registers_at_start(THREADS),
         "more registers than there are");
-    /* Blocks of keys, neighbours, that begin with different rows where there is no order to keep. */
-    static constexpr int SPREAD = D == 128 ? 16 : 1;
     static constexpr int TOGETHER = 1; /* named barrier of both warpgroups */
 };
 
@@ -94,45 +83,35 @@ struct fa3_backward_step {
 template <int D> struct fa3_backward_place {
     using shape = fa3_backward_shape<D>;
     int batch, kv_head, group, key_block;
-    int lowest_row, last_row; /* blocks that see any key */
-    int steps;
+    int last_row; /* block */
 
     __device__ __forceinline__ fa3_backward_place(const backward_arguments &a, unsigned index) {
         int batch_head;
         a.order.find(index, &key_block, &batch_head);
         batch = batch_head / a.kv_heads, kv_head = batch_head % a.kv_heads;
         group = a.heads / a.kv_heads;
-        bool all = !a.causal || key_block == 0; /* dQ of rows that see nothing is written too */
-        int first_query = all ? 0 : max(first_key() - (a.seqlen_k - a.seqlen_q), 0);
-        lowest_row = first_query / shape::ROWS * shape::ROWS;
         last_row = (a.seqlen_q - 1) / shape::ROWS * shape::ROWS;
-        steps = max((last_row - lowest_row) / shape::ROWS + 1, 0) * group;
     }
 
     __device__ __forceinline__ int first_key() const {
         return key_block * shape::KEYS;
     }
 
-    /* In order, all begin with the last row block; else SPREAD neighbours begin with different ones, so that they do not
-       add to the same rows of dQ at the same time. */
-    __device__ __forceinline__ fa3_backward_step first_step(const backward_arguments &a) const {
-        int skipped = a.deterministic ? 0 : key_block % shape::SPREAD * shape::ROWS;
-        return {0, max(last_row - skipped, lowest_row), kv_head * group};
+    __device__ __forceinline__ fa3_backward_step first_step() const {
+        return {0, last_row, kv_head * group};
     }
-    /* Row blocks downwards, then those that were skipped, for each all query heads. */
+    /* Row blocks from the last down, for each all query heads. */
     __device__ __forceinline__ void advance(fa3_backward_step &at) const {
         at.step++;
         if (++at.head == (kv_head + 1) * group) {
-            at.head = kv_head * group;
-            at.row = shape::SPREAD > 1 && at.row == lowest_row ? last_row : at.row - shape::ROWS;
+            at.head = kv_head * group, at.row -= shape::ROWS;
         }
     }
-    __device__ __forceinline__ bool is_over(const fa3_backward_step &at) const {
-        return shape::SPREAD > 1 ? at.step >= steps : at.row < lowest_row;
-    }
-    __device__ __forceinline__ bool is_last(fa3_backward_step at) const {
-        advance(at);
-        return is_over(at);
+    /* Down to the first query that sees any key; in order, the first block of keys writes dQ of all. */
+    __device__ __forceinline__ bool is_over(const backward_arguments &a, const fa3_backward_step &at) const {
+        bool all = !a.causal || (a.deterministic && key_block == 0);
+        int first_query = all ? 0 : max(first_key() - (a.seqlen_k - a.seqlen_q), 0);
+        return at.row + shape::ROWS <= first_query;
     }
 
     /* Whether this block of keys finishes dQ of a row block: the last one that it sees, where that is to do it. */
@@ -172,7 +151,7 @@ template <int D> struct fa3_backward_copies {
     }
 
     __device__ __forceinline__ void run() {
-        for (fa3_backward_step at = place.first_step(a.common); !place.is_over(at); place.advance(at)) {
+        for (fa3_backward_step at = place.first_step(); !place.is_over(a.common, at); place.advance(at)) {
             const float *statistics = a.common.statistics_of(place.batch * a.common.heads + at.head);
             if (at.step == 0) {
                 load_keys(a.k, shape::K_OFFSET, shape::K_FULL);
@@ -187,8 +166,12 @@ template <int D> struct fa3_backward_copies {
     }
 };
 
-/* Added to the counter of a row block when its sums are begun, where there is no order; above all counts. */
-enum { BEGUN = 1 << 30 };
+/* Blocks of keys that have added to dQ of a row block. Before these counters there is one of thread blocks started. */
+template <int D>
+__device__ __forceinline__ int *fa3_counter(const fa3_backward_arguments &a, int index, int row) {
+    constexpr int ROWS = fa3_backward_shape<D>::ROWS;
+    return a.common.counters + 1 + (int64_t)index * (a.common.padded_rows / ROWS) + row / ROWS;
+}
 
 /* A thread that adds dQ, of every ADDING-th step. */
 template <int D> struct fa3_backward_additions {
@@ -197,43 +180,19 @@ template <int D> struct fa3_backward_additions {
     const fa3_backward_place<D> &place;
     uint32_t shared;
 
-    /* Without order whoever is there first begins the sums of a row block, and the others wait until it has: it has what it
-       stores. Whether this one is the first. */
-    static __device__ __forceinline__ bool is_first(int *counter) {
-        int count = take_count(counter);
-        bool first = count == 0;
-        while (!first && count < BEGUN) {
-            count = load_count(counter);
-        }
-        fence_async_memory();
-        return first;
-    }
-
-    /* Before dQ is there: waits for the turn at a row block; without order, looks whether its sums are begun, as they are most
-       often, so that nothing is left to find out. Whether so. */
-    __device__ __forceinline__ bool is_ready(int *counter) const {
-        bool ready = true;
-        if (a.common.deterministic) {
-            wait_for_count(counter, place.key_block);
-        } else {
-            ready = load_count(counter) >= BEGUN;
-        }
-        fence_async_memory();
-        return ready;
-    }
-
     __device__ __forceinline__ void run(int which) {
-        bool ordered = a.common.deterministic;
-        for (fa3_backward_step at = place.first_step(a.common); !place.is_over(at); place.advance(at)) {
+        bool ordered = a.common.deterministic, first = ordered && place.key_block == 0;
+        for (fa3_backward_step at = place.first_step(); !place.is_over(a.common, at); place.advance(at)) {
             if (at.step % shape::ADDING != which || place.finishes(a, at.row)) {
                 continue;
             }
             int index = place.batch * a.common.heads + at.head;
-            int *counter = a.common.turns_at(index, at.row);
-            float *sums = a.common.template dq_sums_of<D>(index, at.row);
-            bool ready = is_ready(counter);
+            int *counter = fa3_counter<D>(a, index, at.row);
+            float *sums = a.common.template dq_sums_of<D>(0, index, at.row);
+            if (ordered) {
+                wait_for_count(counter, place.key_block);
+            }
             arrival_wait(shape::barrier(shared, shape::DQ_FULL + which), at.step / shape::ADDING % 2);
-            bool first = ready ? ordered && place.key_block == 0 : is_first(counter);
             if (first) {
                 bulk_store(sums, shared + shape::DQ_OFFSET, shape::DQ_BYTES);
             } else {
@@ -242,25 +201,19 @@ template <int D> struct fa3_backward_additions {
             bulk_commit();
             bulk_wait_read<0>();
             arrive(shape::barrier(shared, shape::DQ_EMPTY));
-            if (ordered || first) {
+            if (ordered) {
                 bulk_wait<0>();
-                count_up(counter, ordered ? 1 : BEGUN);
+                count_up(counter);
             }
         }
         bulk_wait<0>();
-        if (a.common.ended != nullptr) {
-            count_up(a.common.ended + place.batch * a.common.kv_heads + place.kv_head);
-        }
     }
 };
 
 /* ---- a warpgroup that computes ---- */
 
-template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
+template <enum dtype TYPE, int D> struct fa3_backward_group {
     using shape = fa3_backward_shape<D>;
-    static constexpr bool EARLY = shape::EARLY_SCORES && !FINISHING;
-    static constexpr int ROUNDED =
-        EARLY ? shape::ROWS / 8 : shape::ROUNDED; /* the next S^T takes the place of P^T */
     using key_tile = typename shape::key_tile;
     using row_tile = typename shape::row_tile;
     using weight_tile = typename shape::weight_tile;
@@ -343,8 +296,8 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
             float2 d = n < shape::EARLY_D ? early_d[n % shape::EARLY_D] : load_statistic(statistics, n);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                float2 pair = n < ROUNDED ? unpack<TYPE>(p_weights[n / 2][n % 2 * 2 + half])
-                                          : make_float2(p[n][2 * half], p[n][2 * half + 1]);
+                float2 pair = n < shape::ROUNDED ? unpack<TYPE>(p_weights[n / 2][n % 2 * 2 + half])
+                                                 : make_float2(p[n][2 * half], p[n][2 * half + 1]);
                 dp[n][2 * half] = pair.x * (dp[n][2 * half] - d.x);
                 dp[n][2 * half + 1] = pair.y * (dp[n][2 * half + 1] - d.y);
             }
@@ -390,12 +343,12 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
         if (leader) {
             bulk_wait_read<0>(); /* of the row block before */
             if (place.key_block > 0) {
-                wait_for_count(a.common.turns_at(index, row), place.key_block);
+                wait_for_count(fa3_counter<D>(a, index, row), place.key_block);
             }
         }
         named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP);
         if (place.key_block > 0) {
-            const float4 *sums = (const float4 *)(a.common.template dq_sums_of<D>(index, row) +
+            const float4 *sums = (const float4 *)(a.common.template dq_sums_of<D>(0, index, row) +
                                                   (dq_row() * D_N + dq_column()) * FRAGMENT_FLOATS) +
                                  lane;
 #pragma unroll
@@ -417,10 +370,6 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
         }
     }
 
-    __device__ __forceinline__ row_tile queries(int step) const {
-        return row_tile(shared + shape::Q_OFFSET + step % shape::STAGES * row_tile::BYTES);
-    }
-
     /* Whether a warp's part of S^T has queries and keys that do not see each other */
     __device__ __forceinline__ bool is_masked(int row) const {
         int last_key = place.first_key() + 64 * group + 16 * warp + 15;
@@ -431,7 +380,7 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
     /* dQ of a step to the threads that add, or to its end: what this block of keys finishes are its last row blocks. */
     __device__ __forceinline__ void hand_over(float (&dq)[DQ_N][4], const fa3_backward_step &at) {
         arrival_wait(shape::barrier(shared, shape::DQ_EMPTY), handed_over % 2 ^ 1);
-        if (FINISHING && place.finishes(a, at.row)) {
+        if (place.finishes(a, at.row)) {
             finish_dq(dq, at.row, at.head);
         } else {
             store_dq(dq);
@@ -439,8 +388,8 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
         }
     }
 
-    /* Tells the threads that add of what they have from the step before, while products are under way: the fence takes some
-       time. */
+    /* Tells the threads that add of what they have from the step before, while a product is under way: the fence takes
+       some time. */
     __device__ __forceinline__ void announce(const fa3_backward_step &at) {
         if (at.step > 0 && handed_over == at.step) {
             fence_async();
@@ -467,76 +416,35 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
         wgmma_commit();
     }
 
-    /* Has the compiler work this out before the next branch, not where it is used. */
-    static __device__ __forceinline__ void keep_here(uint32_t (&weights)[ROWS_K][4]) {
-#pragma unroll
-        for (int k = 0; k < ROWS_K; k++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                weights[k][i] = opaque(weights[k][i]);
-            }
-        }
-    }
-
-    __device__ __forceinline__ void wait_for_queries(int step) {
-        arrival_wait(shape::barrier(shared, shape::Q_FULL + step % shape::STAGES), step / shape::STAGES % 2);
-    }
-
-    /* Starts S^T = K Q^T of a step. */
-    __device__ __forceinline__ void start_scores(float (&s)[S_N][4], const row_tile &q) {
-        wgmma_begin();
-        multiply_rows<TYPE>(s, key_tile(shared + shape::K_OFFSET, 64 * group), q);
-        wgmma_commit();
-    }
-
-    /* One step. EARLY: its S^T is there, dK of the step before is under way, and unless this is the last one S^T of
-       the next step is started as soon as there are registers for it, so that the tensor cores have it while dS^T is stored
-       and the groups meet. */
-    template <bool LAST>
-    __device__ __forceinline__ void take_step(float (&s)[S_N][4], const fa3_backward_step &at) {
+    __device__ __forceinline__ void take_step(const fa3_backward_step &at) {
         lane = (int)opaque((uint32_t)lane); /* no registers for addresses from one step to the next */
-        if (EARLY) {                        /* and none for what follows from these */
-            warp = (int)opaque((uint32_t)warp), group = (int)opaque((uint32_t)group);
-            handed_over = (int)opaque((uint32_t)handed_over);
-        }
         int stage = at.step % shape::STAGES;
-        row_tile q = queries(at.step), d_o(shared + shape::D_O_OFFSET + stage * row_tile::BYTES);
+        unsigned parity = at.step / shape::STAGES % 2;
+        row_tile q(shared + shape::Q_OFFSET + stage * row_tile::BYTES),
+            d_o(shared + shape::D_O_OFFSET + stage * row_tile::BYTES);
         uint32_t lse = shared + shape::LSE_OFFSET + stage * shape::STATISTICS_BYTES,
                  d = shared + shape::D_OFFSET + stage * shape::STATISTICS_BYTES,
                  d_s_tile = shared + shape::D_S_OFFSET + at.step % 2 * weight_tile::BYTES;
-        float dp[S_N][4], dq[DQ_N][4];
+        float s[S_N][4], dp[S_N][4], dq[DQ_N][4];
         float2 early_lse[shape::EARLY_LSE], early_d[shape::EARLY_D];
         uint32_t p_weights[ROWS_K][4], d_s_weights[ROWS_K][4];
 
-        if (!EARLY) {
-            wait_for_queries(at.step);
-            start_scores(s, q);
-            announce(at);
-        }
-        arrival_wait(shape::barrier(shared, shape::D_O_FULL + stage), at.step / shape::STAGES % 2);
+        arrival_wait(shape::barrier(shared, shape::Q_FULL + stage), parity);
+        wgmma_begin();
+        multiply_rows<TYPE>(s, key_tile(shared + shape::K_OFFSET, 64 * group), q);
+        wgmma_commit();
+        announce(at);
+        arrival_wait(shape::barrier(shared, shape::D_O_FULL + stage), parity);
         wgmma_begin();
         multiply_rows<TYPE>(dp, key_tile(shared + shape::V_OFFSET, 64 * group), d_o);
         wgmma_commit();
-        if (EARLY) {
-            announce(at);
-        }
 
         load_statistics(early_lse, lse);
-        wgmma_wait<EARLY ? 2 : 1>(s);
+        wgmma_wait<1>(s);
         if (is_masked(at.row)) {
             mask(s, at.row);
         }
         exponentiate(p_weights, s, early_lse, lse);
-        if (EARLY) {
-            keep_here(p_weights);
-            if (!LAST) {
-                wait_for_queries(at.step + 1);
-            }
-            wgmma_wait<1>(dk);
-            if (at.step > 0) {
-                arrive(shape::barrier(shared, shape::Q_EMPTY + (at.step - 1) % shape::STAGES));
-            }
-        }
         load_statistics(early_d, d);
         wgmma_begin();
         multiply_fragments<TYPE>(dv, p_weights, d_o);
@@ -544,10 +452,6 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
 
         wgmma_wait<1>(dp);
         differentiate(d_s_weights, dp, s, p_weights, early_d, d);
-        if (!LAST) {
-            start_scores(s, queries(at.step + 1));
-            wgmma_wait<1>(dv); /* for the registers of P^T */
-        }
         store_weights(d_s_tile, d_s_weights);
         start_dq(dq, d_s_tile);
         multiply_fragments<TYPE>(dk, d_s_weights, q);
@@ -557,38 +461,8 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
         registers_change(dv);
         arrive(shape::barrier(shared, shape::D_O_EMPTY + stage));
         hand_over(dq, at);
-        if (LAST) {
-            wgmma_wait<0>(dk);
-            arrive(shape::barrier(shared, shape::Q_EMPTY + stage));
-        }
-    }
-
-    /* In a function of its own S^T is nothing that the compiler keeps from one step to the next. */
-    __device__ __forceinline__ void take_step_alone(const fa3_backward_step &at) {
-        float s[S_N][4];
-        take_step<true>(s, at);
-    }
-
-    __device__ __forceinline__ void take_steps() {
-        fa3_backward_step at = place.first_step(a.common);
-        if constexpr (!EARLY) {
-            for (; !place.is_over(at); place.advance(at)) {
-                take_step_alone(at);
-            }
-        } else if (!place.is_over(at)) {
-            float s[S_N][4];
-            registers_change(dk); /* cleared before products begin */
-            registers_change(dv);
-            wait_for_queries(at.step);
-            start_scores(s, queries(at.step));
-            wgmma_commit(); /* no products, where later steps have those of dK */
-            for (; !place.is_last(at); place.advance(at)) {
-                take_step<false>(s, at);
-            }
-            take_step<true>(s, at);
-            place.advance(at);
-        }
-        announce(at);
+        wgmma_wait<0>(dk);
+        arrive(shape::barrier(shared, shape::Q_EMPTY + stage));
     }
 
     /* dK or dV of this group's keys by way of the tile of K or V */
@@ -617,7 +491,11 @@ template <enum dtype TYPE, int D, bool FINISHING> struct fa3_backward_group {
         }
         arrival_wait(shape::barrier(shared, shape::K_FULL), 0);
         arrival_wait(shape::barrier(shared, shape::V_FULL), 0);
-        take_steps();
+        fa3_backward_step at = place.first_step();
+        for (; !place.is_over(a.common, at); place.advance(at)) {
+            take_step(at);
+        }
+        announce(at);
         named_wait(shape::TOGETHER, shape::GROUPS * WARPGROUP); /* K is not read any more */
         store_sums(a.dv, shared + shape::V_OFFSET, dv, 1);
         store_sums(a.dk, shared + shape::K_OFFSET, dk, a.common.scale);
@@ -648,16 +526,15 @@ __device__ __forceinline__ void fa3_backward_start(const fa3_backward_arguments 
         a.common.deterministic ? (uint32_t)atomicAdd(a.common.counters, 1) : blockIdx.x);
 }
 
-/* FINISHING: some blocks of keys finish dQ, which takes registers; without, S^T can come early. */
-template <enum dtype TYPE, int D, bool FINISHING>
+template <enum dtype TYPE, int D>
 __global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
     fa3_backward_kernel(const __grid_constant__ fa3_backward_arguments a) {
     extern __shared__ __align__(1024) unsigned char shared[];
     if constexpr (COMPILED_FOR_SM90A) {
         using shape = fa3_backward_shape<D>;
         uint32_t base = shared_address(shared);
+        launch_next();
         wait_for_previous();
-        launch_next(); /* not before: backward_finish reads counters that backward_prepare clears */
         if (threadIdx.x == 0) {
             fa3_backward_start<D>(a, base);
         }
@@ -674,7 +551,7 @@ __global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
         } else {
             registers_acquire<shape::REGISTERS>();
             fa3_backward_place<D> place(a.common, load_shared(base + shape::PLACE_OFFSET));
-            fa3_backward_group<TYPE, D, FINISHING>(a, place, base, warp / 4 - 1).run();
+            fa3_backward_group<TYPE, D>(a, place, base, warp / 4 - 1).run();
         }
     }
 }
@@ -707,12 +584,8 @@ static fa3_backward_arguments fa3_backward_arguments_of(
         int64_t together = max_i64(c.order.together, attention->multiprocessors / fa3_blocks_together(D));
         c.order.together = (int)min_i64(together, heads);
     }
-    /* under a mask every block of keys finishes some rows; but S^T comes early only in a kernel that finishes none */
-    int most_finished = !p->causal ? MOST_FINISHED : shape::EARLY_SCORES ? MOST_ORDERED : INT32_MAX;
-    a.finishing = c.deterministic && c.key_blocks <= most_finished;
-    int64_t turns = p->batch * p->heads * (c.padded_rows / FA2_SMALLEST_ROW_BLOCK);
-    c.ended = a.finishing ? nullptr : c.counters + 1 + turns;
-    c.all_ended = shape::ADDING * c.key_blocks;
+    a.finishing = c.deterministic && (p->causal || c.key_blocks <= MOST_FINISHED);
+    c.counters = c.deterministic ? (int *)((char *)p->workspace + fa3_workspace(p).counters_offset) : nullptr;
     return a;
 }
 
@@ -730,10 +603,9 @@ static enum status fa3_backward_pass(const struct attention *attention, const st
     CHECK(make_tensor_map<key_tile>(&a.dk, attention, p, p->dk, p->seqlen_k, p->kv_heads, 64));
     CHECK(make_tensor_map<key_tile>(&a.dv, attention, p, p->dv, p->seqlen_k, p->kv_heads, 64));
     CHECK((prepare_backward<TYPE, D>(p, a.common)));
-    CHECK(launch("fa3 backward",
-        a.finishing ? fa3_backward_kernel<TYPE, D, true> : fa3_backward_kernel<TYPE, D, false>,
-        p->batch * p->kv_heads * a.common.key_blocks, shape::THREADS, shape::SHARED_BYTES, p->stream, a,
-        true));
+    CHECK(launch("fa3 backward", fa3_backward_kernel<TYPE, D>, p->batch * p->kv_heads * a.common.key_blocks,
+        shape::THREADS, shape::SHARED_BYTES, p->stream, a, true));
+    a.common.deterministic = false; /* there is one sum */
     return a.finishing ? STATUS_OK : finish_backward<TYPE, D>(p, a.common, true);
 }
 

@@ -474,7 +474,7 @@ static enum status fa3_forward_pass(const struct attention *attention, const str
             (long long)(blocks * heads));
     }
     a.lse = (float *)p->lse;
-    a.taken = (int *)((char *)p->workspace + fa2_workspace(p).counters_offset);
+    a.taken = (int *)((char *)p->workspace + fa3_workspace(p).counters_offset);
     CHECK(cuda_check(cudaMemsetAsync(a.taken, 0, sizeof *a.taken, (cudaStream_t)p->stream), "fa3 forward"));
     a.seqlen_q = (int)p->seqlen_q, a.seqlen_k = (int)p->seqlen_k;
     a.heads = (int)p->heads, a.group = (int)(p->heads / p->kv_heads);

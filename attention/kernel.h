@@ -57,13 +57,12 @@ struct standard_workspace standard_workspace(const struct attention_params *p);
 /* The smallest head dimension with code of its own that holds head_dim. */
 int fa2_padded_head_dim(int64_t head_dim);
 
-/* In the workspace the rows of a head are padded to a multiple of the largest, and have a counter for each of the smallest. */
-enum { FA2_SMALLEST_ROW_BLOCK = 16, FA2_LARGEST_ROW_BLOCK = 128 };
+enum { FA2_LARGEST_ROW_BLOCK = 128 }; /* the rows of a head are padded to a multiple of it in the workspace */
 struct fa2_workspace {
     int64_t padded_rows;      /* of one head */
     size_t statistics_offset; /* fp32 [batch, heads, 2, padded_rows]: lse * log2(e), and D */
-    size_t counters_offset;   /* int [1 + batch heads (padded_rows / FA2_SMALLEST_ROW_BLOCK + 1)] */
-    size_t dq_offset;         /* fp32 [batch, heads, padded_rows, padded head_dim], in fragments */
+    int64_t splits;           /* of the deterministic backward: how many sums of dQ there are; else 1 */
+    size_t dq_offset;         /* fp32 [splits, batch, heads, padded_rows, padded head_dim], in fragments */
     size_t bytes;
 };
 struct fa2_workspace fa2_workspace(const struct attention_params *p);
@@ -75,6 +74,14 @@ enum { FA3_LARGEST_BACKWARD_HEAD_DIM = 128 };
 
 /* The head dimension that backward computes with: 64, 80 or 128. */
 int fa3_backward_head_dim(int64_t head_dim);
+
+/* Begins as fa2's: for heads with a backward pass of fa3's with one split and the head dimension of that pass. */
+struct fa3_workspace {
+    size_t counters_offset; /* of what thread blocks have done: int [1 + batch heads row blocks], or more */
+    size_t counters_bytes;
+    size_t bytes;
+};
+struct fa3_workspace fa3_workspace(const struct attention_params *p);
 
 #ifdef WITH_CUDA
 enum status standard_forward(const struct attention *a, const struct attention_params *p);

@@ -57,31 +57,47 @@ int fa2_padded_head_dim(int64_t head_dim) {
     return dims[i];
 }
 
-/* head_dim: that dQ is summed up with */
-static struct fa2_workspace workspace_of(const struct attention_params *p, int64_t head_dim) {
-    struct fa2_workspace w;
-    w.padded_rows = round_up(p->seqlen_q, FA2_LARGEST_ROW_BLOCK);
-    w.statistics_offset = 0;
-    w.counters_offset = array_bytes(p->batch, p->heads, 2, w.padded_rows, sizeof(float));
-    int64_t counters = w.padded_rows / FA2_SMALLEST_ROW_BLOCK + 2;
-    w.dq_offset = add_bytes(w.counters_offset, array_bytes(p->batch, p->heads, counters, 1, sizeof(int)));
-    w.bytes = add_bytes(w.dq_offset, array_bytes(p->batch, p->heads, w.padded_rows, head_dim, sizeof(float)));
-    return w;
+/* How many thread blocks share the blocks of keys of a head when dQ has to be deterministic: one for every 1024 keys up to
+   4 of them, then one for every 2048 up to 16. It depends on the keys alone, so that a sequence has the same bits in any
+   batch. More would be faster when batch and heads are few, but each adds to the work of `finish` and to memory. */
+static int64_t fa2_splits(int64_t seqlen_k) {
+    int64_t splits = max_i64(min_i64(ceil_div(seqlen_k, 1024), 4), ceil_div(seqlen_k, 2048));
+    return max_i64(min_i64(splits, 16), 1);
 }
 
 struct fa2_workspace fa2_workspace(const struct attention_params *p) {
-    return workspace_of(p, fa2_padded_head_dim(p->head_dim));
+    struct fa2_workspace w;
+    int64_t dim = fa2_padded_head_dim(p->head_dim);
+    w.padded_rows = round_up(p->seqlen_q, FA2_LARGEST_ROW_BLOCK);
+    w.splits = p->deterministic ? fa2_splits(p->seqlen_k) : 1;
+    w.statistics_offset = 0;
+    w.dq_offset = array_bytes(p->batch, p->heads, 2, w.padded_rows, sizeof(float));
+    w.bytes =
+        add_bytes(w.dq_offset, array_bytes(w.splits * p->batch, p->heads, w.padded_rows, dim, sizeof(float)));
+    return w;
 }
 
 int fa3_backward_head_dim(int64_t head_dim) {
     return head_dim <= 64 ? 64 : head_dim <= 80 ? 80 : FA3_LARGEST_BACKWARD_HEAD_DIM;
 }
 
-/* As fa2's, but for heads with a backward pass of fa3's with the head dimension of that pass. */
+struct fa3_workspace fa3_workspace(const struct attention_params *p) {
+    enum { SMALLEST_ROW_BLOCK = 64 };
+    struct fa2_workspace shared = fa2_workspace(p);
+    struct fa3_workspace w;
+    w.counters_offset =
+        p->head_dim > FA3_LARGEST_BACKWARD_HEAD_DIM
+            ? shared.bytes
+            : add_bytes(shared.dq_offset, array_bytes(p->batch, p->heads, shared.padded_rows,
+                                              fa3_backward_head_dim(p->head_dim), sizeof(float)));
+    int64_t counters = shared.padded_rows / SMALLEST_ROW_BLOCK + 1;
+    w.counters_bytes = array_bytes(p->batch, p->heads, counters, 1, sizeof(int));
+    w.bytes = add_bytes(w.counters_offset, w.counters_bytes);
+    return w;
+}
+
 static size_t fa3_workspace_bytes(const struct attention_params *p) {
-    return p->head_dim > FA3_LARGEST_BACKWARD_HEAD_DIM
-               ? fa2_workspace(p).bytes
-               : workspace_of(p, fa3_backward_head_dim(p->head_dim)).bytes;
+    return fa3_workspace(p).bytes;
 }
 
 /* fa1's m and l */

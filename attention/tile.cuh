@@ -63,7 +63,8 @@ template <int COLUMNS> struct shared_tile {
         return (uint32_t)(row * ROW_BYTES + (chunk ^ swizzle(row)) * CHUNK_BYTES);
     }
     /* what this lane adds to the address of every square, and with it to `square` */
-    static __device__ __forceinline__ uint32_t lane_offset(enum square_order order, int lane = lane_index()) {
+    static __device__ __forceinline__ uint32_t lane_offset(enum square_order order) {
+        int lane = lane_index();
         return order == DOWN_FIRST ? offset(lane % 16, lane / 16)
                                    : offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     }

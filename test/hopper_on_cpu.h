@@ -187,7 +187,13 @@ inline void named_arrive(int which, int threads) {
 }
 inline void fence_async() {
 }
-inline void fence_async_memory() {
+inline void wait_for_count(const int *counter, int count) {
+    while (*counter != count) {
+        cpu_yield();
+    }
+}
+inline void count_up(int *counter) {
+    ++*counter;
 }
 inline float4 __ldcg(const float4 *from) {
     return *from;
