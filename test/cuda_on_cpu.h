@@ -2,12 +2,13 @@
    C++ with it.
 
    Threads are fibers of one CPU thread, a switch away from each other; thread blocks run one after the other, or two at a
-   time, which may be of two kernels whose launches overlap. A fiber runs until it has to wait: at a barrier, for a counter, or in an instruction that a whole warp takes part
-   in (mma, ldmatrix, shuffles), which gathers what every lane brings and gives every lane its own. Warps run as far as
-   they can before the next one gets its turn. Asynchronous copies happen at once, or as late as they may: when they are
-   waited for. Between those two, and with warps and thread blocks in both orders or held up at random, a missing wait or barrier has
-   a good chance to be seen; so has any access outside of shared memory, which is counted and full of NaN at first. What is not
-   looked at: speed, bank conflicts, the order in which other thread blocks see what one writes.
+   time, which may be of two kernels whose launches overlap. A fiber runs until it has to wait: at a barrier, for a
+   counter, or in an instruction that a whole warp takes part in (mma, ldmatrix, shuffles), which gathers what every lane
+   brings and gives every lane its own. Warps run as far as they can before the next one gets its turn. Asynchronous
+   copies happen at once, or as late as they may: when they are waited for. Between those two, and with warps and thread
+   blocks in both orders or held up at random, a missing wait or barrier has a good chance to be seen; so has any access
+   outside of shared memory, which is counted and full of NaN at first. What is not looked at: speed, bank conflicts, the
+   order in which other thread blocks see what one writes.
 
    C++ has no place for __launch_bounds__(n) in front of a function: cuda_as_cxx in frame.sh makes it a statement,
    cpu_launch_bounds(n), at the beginning of the body. */

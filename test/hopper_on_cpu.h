@@ -1,5 +1,5 @@
-/* Hopper's instructions for attention_on_cpu.h: this stands in for attention/wgmma_sm90.cuh, so that the kernels of fa3 run on a
-   CPU as they are.
+/* Hopper's instructions for attention_on_cpu.h: this stands in for attention/wgmma_sm90.cuh, so that the kernels of
+   fa3 run on a CPU as they are.
 
    Products and copies are under way until something waits for them, so each happens at one of two moments. With
    cpu.copies_late copies by TMA happen when they are waited for (loads: at the first look at their barrier; stores and
