@@ -170,6 +170,13 @@ double comm_no_ms(struct comm *c) {
     return 0.0;
 }
 
+double comm_seconds_waited(double *before) {
+    static const double LOOK_SECONDS = 0.05, STOPPED_SECONDS = 0.5;
+    double now = time_seconds(), seconds = now - *before;
+    *before = now;
+    return seconds < STOPPED_SECONDS ? seconds : LOOK_SECONDS;
+}
+
 static void single_be_patient(struct comm *c, double seconds) {
     (void)c, (void)seconds;
 }

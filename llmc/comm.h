@@ -129,6 +129,9 @@ void comm_combine(void *into, const void *from, int64_t count, enum dtype dtype,
 /* wait and running_ms of those whose collectives are complete on return */
 enum status comm_no_wait(struct comm *c, int slot);
 double comm_no_ms(struct comm *c);
+/* For those that look at peers every 50 ms or more often: since *before, which becomes now. Half a second and more between
+   two looks: this process was stopped itself, which is not the others' delay, and counts as one look. */
+double comm_seconds_waited(double *before);
 /* The message of a loss, as the rank tells it that stopped in `collective`. */
 enum status comm_fail_lost(const struct comm *c, struct comm_loss loss, const char *collective);
 

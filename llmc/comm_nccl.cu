@@ -98,14 +98,6 @@ static enum status check_lost_locking(struct comm_state *s) {
     return status;
 }
 
-/* Since *before, which becomes now. Half a second and more between two looks: this process was stopped itself, which is
-   not the others' delay. */
-static double seconds_waited(double *before) {
-    double now = time_seconds(), seconds = now - *before;
-    *before = now;
-    return seconds < 10e-3 * LOOK_MS ? seconds : 1e-3 * LOOK_MS;
-}
-
 static void sleep_ms(double milliseconds) {
     struct timespec time = {0, (long)(milliseconds * 1e6)};
     nanosleep(&time, NULL);
@@ -180,7 +172,7 @@ static void *watch(void *context) {
         until.tv_sec += until.tv_nsec / 1000000000L;
         until.tv_nsec %= 1000000000L;
         pthread_cond_timedwait(&s->wake, &s->lock, &until);
-        double slept = seconds_waited(&before);
+        double slept = comm_seconds_waited(&before);
         if (!s->stop && !s->lost && s->nccl != NULL && look(s, slept) != STATUS_OK) {
             give_up(s);
         }
@@ -208,7 +200,7 @@ static enum status finish_call(struct comm_state *s, ncclResult_t result, const 
         if (status != STATUS_OK || result == ncclSuccess) {
             return status;
         }
-        waited += seconds_waited(&before);
+        waited += comm_seconds_waited(&before);
         if (waited > seconds) {
             return fail_as(STATUS_PEER_LOST, "NCCL: %s did not end within %g s; NCCL_DEBUG=INFO says more",
                 what, seconds);

@@ -223,13 +223,6 @@ static int missing_rank(const struct comm_state *s) {
     return -1;
 }
 
-/* Time since `before`, which moves on; capped: a process that was stopped itself does not blame the others. */
-static double time_passed(double *before) {
-    double now = time_seconds(), passed = now - *before;
-    *before = now;
-    return passed < 10e-3 * LOOK_MS ? passed : 1e-3 * LOOK_MS;
-}
-
 /* Under the lock: the connections to wait for. */
 static void list_missing(const struct comm_state *s, struct pollfd *files) {
     for (int i = 0; i < s->peer_count; i++) {
@@ -263,7 +256,7 @@ static enum status receive(struct comm *c, const char *collective) {
         }
         poll(files, (nfds_t)s->peer_count, LOOK_MS);
         s->blocked_seconds += time_seconds() - before;
-        waited += time_passed(&before);
+        waited += comm_seconds_waited(&before);
     }
 }
 
@@ -291,7 +284,7 @@ static enum status send_data(
         } else {
             struct pollfd file = {.fd = p->file, .events = POLLOUT};
             poll(&file, 1, LOOK_MS);
-            waited += time_passed(&before);
+            waited += comm_seconds_waited(&before);
             if (waited >= s->timeout_seconds + s->patience_seconds) {
                 struct comm_loss late = {COMM_LOSS_LATE, p->rank, s->timeout_seconds + s->patience_seconds};
                 lose(s, late);
