@@ -128,9 +128,15 @@ constexpr int FRAGMENT_STRIDE = 1, FRAGMENT_LANE_STRIDE = 4;
 #endif
 
 __device__ __forceinline__ void load_fragment(float (&c)[4], const float *from) {
+    const float *lane = from + lane_index() * FRAGMENT_LANE_STRIDE;
+    if constexpr (FRAGMENT_STRIDE == 1) {
+        float4 all = *(const float4 *)lane;
+        c[0] = all.x, c[1] = all.y, c[2] = all.z, c[3] = all.w;
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        c[i] = from[i * FRAGMENT_STRIDE + lane_index() * FRAGMENT_LANE_STRIDE];
+        for (int i = 0; i < 4; i++) {
+            c[i] = lane[i * FRAGMENT_STRIDE];
+        }
     }
 }
 
