@@ -1,7 +1,8 @@
 /* What surrounds every tiled backward kernel: its arguments, the pass before it and the pass after it.
 
    prepare   D = rowsum(dO o O) and lse log2(e) of every row; zeroes in dQ's fp32 sums, and in counters
-   finish    dQ = scale * sums, rounded
+   finish    dQ = scale * sums, rounded; of heads that nobody adds to any more while the main kernel is at others, where
+             that counts them
 
    dQ of a row gets a part from every block of keys. Ordinarily there is a thread block for each, and they add to one sum
    as they come: fp32 reductions in the L2 cache. Deterministic, there are several sums, `splits`, each of one thread block
@@ -27,6 +28,8 @@ struct backward_arguments {
     int key_blocks;       /* of one key/value head */
     int64_t split_stride; /* floats from one sum of dQ to the next; 0: there is one */
     block_order order;    /* of thread blocks and key/value heads */
+    int *ended;    /* [batch, kv_heads]: threads that have added all that they add to dQ; NULL: not counted */
+    int all_ended; /* threads that add to a key/value head's dQ */
 
     /* of head `index` of all sequences */
     __device__ __forceinline__ float *statistics_of(int index) const {
@@ -101,6 +104,9 @@ static __global__ void __launch_bounds__(PREPARE_THREADS) backward_prepare(backw
             a.counters[0] = 0;
         }
     }
+    if (a.ended != nullptr && threadIdx.x == 0 && first_row == 0) {
+        a.ended[index / a.group] = 0;
+    }
     float4 *dq = (float4 *)a.dq_sums_of<D>(0, index, first_row);
     for (int i = (int)threadIdx.x; !a.deterministic && i < PREPARE_ROWS * D / 4; i += PREPARE_THREADS) {
         dq[i] = make_float4(0, 0, 0, 0);
@@ -150,6 +156,16 @@ __device__ __forceinline__ void sum_splits(
     }
 }
 
+/* Until a head's sums are complete. Where it is counted who has added to them, this pass begins with the last thread blocks
+   of the main kernel, on multiprocessors that have none: most heads are complete by then. Nothing waits for a counter: where
+   it says no, all wait for the main kernel. So does the last thread block, that this pass does not end before. */
+static __device__ __forceinline__ void wait_for_sums(const backward_arguments &a, int index) {
+    bool last = blockIdx.x + 1 == gridDim.x;
+    if (a.ended == nullptr || last || load_count(a.ended + index / a.group) != a.all_ended) {
+        wait_for_previous();
+    }
+}
+
 /* dQ of FINISH_ROWS rows of a head, from the sums of their fragments. */
 template <enum dtype TYPE, int D>
 static __global__ void __launch_bounds__(FINISH_THREADS) backward_finish(backward_arguments a) {
@@ -157,7 +173,7 @@ static __global__ void __launch_bounds__(FINISH_THREADS) backward_finish(backwar
     using tile = shared_tile<D>;
     int blocks = a.padded_rows / FINISH_ROWS, index = (int)(blockIdx.x / blocks);
     int row = (int)(blockIdx.x % blocks) * FINISH_ROWS, lane = lane_index();
-    wait_for_previous();
+    wait_for_sums(a, index);
     for (int f = (int)warp_index(); f < FINISH_ROWS / 16 * (D / 8); f += FINISH_THREADS / LANES) {
         float c[4];
         sum_splits<D>(c, a, index, row, f);

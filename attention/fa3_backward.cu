@@ -207,6 +207,9 @@ template <int D> struct fa3_backward_additions {
             }
         }
         bulk_wait<0>();
+        if (a.common.ended != nullptr) {
+            count_up(a.common.ended + place.batch * a.common.kv_heads + place.kv_head);
+        }
     }
 };
 
@@ -533,8 +536,8 @@ __global__ void __launch_bounds__(fa3_backward_shape<D>::THREADS, 1)
     if constexpr (COMPILED_FOR_SM90A) {
         using shape = fa3_backward_shape<D>;
         uint32_t base = shared_address(shared);
-        launch_next();
         wait_for_previous();
+        launch_next(); /* not before: backward_finish reads counters that backward_prepare clears */
         if (threadIdx.x == 0) {
             fa3_backward_start<D>(a, base);
         }
@@ -585,7 +588,10 @@ static fa3_backward_arguments fa3_backward_arguments_of(
         c.order.together = (int)min_i64(together, heads);
     }
     a.finishing = c.deterministic && (p->causal || c.key_blocks <= MOST_FINISHED);
-    c.counters = c.deterministic ? (int *)((char *)p->workspace + fa3_workspace(p).counters_offset) : nullptr;
+    int *counters = (int *)((char *)p->workspace + fa3_workspace(p).counters_offset);
+    c.counters = c.deterministic ? counters : nullptr;
+    c.ended = a.finishing ? nullptr : counters + 1 + p->batch * p->heads * (c.padded_rows / PREPARE_ROWS);
+    c.all_ended = shape::ADDING * c.key_blocks;
     return a;
 }
 

@@ -107,6 +107,22 @@ __device__ __forceinline__ void barrier(int which, int threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(which), "r"(threads) : "memory");
 }
 
+/* Counters in memory, between thread blocks: whoever finds a count sees what others wrote before they counted up. */
+__device__ __forceinline__ int load_count(const int *counter) {
+    int count;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+    return count;
+}
+
+__device__ __forceinline__ void wait_for_count(const int *counter, int count) {
+    while (load_count(counter) != count) {
+    }
+}
+
+__device__ __forceinline__ void count_up(int *counter) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
 /* to[0..3] += c, in the L2 cache; sm_90 */
 __device__ __forceinline__ void reduce_add_4(float *to, const float (&c)[4]) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(c[0]), "f"(c[1]),

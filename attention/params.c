@@ -90,7 +90,7 @@ struct fa3_workspace fa3_workspace(const struct attention_params *p) {
             ? shared.bytes
             : add_bytes(shared.dq_offset, array_bytes(p->batch, p->heads, shared.padded_rows,
                                               fa3_backward_head_dim(p->head_dim), sizeof(float)));
-    int64_t counters = shared.padded_rows / SMALLEST_ROW_BLOCK + 1;
+    int64_t counters = shared.padded_rows / SMALLEST_ROW_BLOCK + 2;
     w.counters_bytes = array_bytes(p->batch, p->heads, counters, 1, sizeof(int));
     w.bytes = add_bytes(w.counters_offset, w.counters_bytes);
     return w;

@@ -181,18 +181,6 @@ __device__ __forceinline__ void fence_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Counters in memory, between thread blocks: what others wrote before they counted up is seen after the wait. */
-__device__ __forceinline__ void wait_for_count(const int *counter, int count) {
-    int now;
-    do {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-    } while (now != count);
-}
-
-__device__ __forceinline__ void count_up(int *counter) {
-    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
-}
-
 /* ---- copies ---- */
 
 /* One box of a 4-dimensional tensor to shared memory, by one thread; its bytes arrive at `barrier`. What lies outside of the

@@ -55,6 +55,17 @@ static inline device_tensor on_device(const attention_tensor &t) {
 
 /* ---- instructions ---- */
 
+inline int load_count(const int *counter) {
+    return *counter;
+}
+inline void wait_for_count(const int *counter, int count) {
+    while (*counter != count) {
+        cpu_yield();
+    }
+}
+inline void count_up(int *counter) {
+    ++*counter;
+}
 inline void reduce_add_4(float *to, const float (&c)[4]) {
     for (int i = 0; i < 4; i++) {
         to[i] += c[i];

@@ -187,14 +187,6 @@ inline void named_arrive(int which, int threads) {
 }
 inline void fence_async() {
 }
-inline void wait_for_count(const int *counter, int count) {
-    while (*counter != count) {
-        cpu_yield();
-    }
-}
-inline void count_up(int *counter) {
-    ++*counter;
-}
 inline float4 __ldcg(const float4 *from) {
     return *from;
 }
