@@ -1,6 +1,7 @@
 /* What surrounds every tiled backward kernel: its arguments, the pass before it and the pass after it.
 
-   prepare   D = rowsum(dO o O) and lse log2(e) of every row; zeroes in dQ's fp32 sums, and in counters
+   prepare   D = rowsum(dO o O) and lse log2(e) of every row; zeroes in dQ's fp32 sums where nobody begins them by storing,
+             and in counters
    finish    dQ = scale * sums, rounded; of heads that nobody adds to any more while the main kernel is at others, where
              that counts them
 
@@ -30,6 +31,7 @@ struct backward_arguments {
     block_order order;    /* of thread blocks and key/value heads */
     int *ended;    /* [batch, kv_heads]: threads that have added all that they add to dQ; NULL: not counted */
     int all_ended; /* threads that add to a key/value head's dQ */
+    bool cleared;  /* dQ's sums begin with zeroes */
 
     /* of head `index` of all sequences */
     __device__ __forceinline__ float *statistics_of(int index) const {
@@ -108,7 +110,7 @@ static __global__ void __launch_bounds__(PREPARE_THREADS) backward_prepare(backw
         a.ended[index / a.group] = 0;
     }
     float4 *dq = (float4 *)a.dq_sums_of<D>(0, index, first_row);
-    for (int i = (int)threadIdx.x; !a.deterministic && i < PREPARE_ROWS * D / 4; i += PREPARE_THREADS) {
+    for (int i = (int)threadIdx.x; a.cleared && i < PREPARE_ROWS * D / 4; i += PREPARE_THREADS) {
         dq[i] = make_float4(0, 0, 0, 0);
     }
 #pragma unroll
@@ -226,6 +228,7 @@ static backward_arguments backward_arguments_of(
     const struct attention_params *p, int rows, int columns, bool whole_heads = false) {
     backward_arguments a = backward_problem(p, rows, columns);
     a.deterministic = p->deterministic || whole_heads;
+    a.cleared = !a.deterministic;
     a.split_stride = a.deterministic ? p->batch * p->heads * a.padded_rows * D : 0;
     int64_t splits = whole_heads        ? 1
                      : p->deterministic ? min_i64(fa2_workspace(p).splits, a.key_blocks)

@@ -16,11 +16,14 @@
    What takes long without using the tensor cores is begun early, under products: loads of lse and D, and the fence between
    a stored dQ and the thread that adds it, which comes in the next step.
 
+   The first block of keys at a row block stores instead of adding, which saves a pass that clears; a counter says to the others
+   that it has.
+
    Deterministic: blocks of keys add to a row block in order, each after a counter says that the one before has. All start
    with the last row block, so that they follow each other at the distance of one addition, and take their places in the
-   order in which they start, so that nobody waits for one that has not. The first one of a row block stores instead of
-   adding, which saves a pass that clears; the last one rounds the sum, which saves the pass after, where no thread block
-   has so many rows to finish that the others would wait for it. Short sequences have order unasked, for these passes.
+   order in which they start, so that nobody waits for one that has not. The last one rounds the sum, which saves the pass
+   after, where no thread block has so many rows to finish that the others would wait for it. Short sequences have order
+   unasked, for that pass.
 
    FLOPs: 10 seqlen_q seqlen_k D a head, half of it when causal: 5 products. */
 #include "attention/backward.cuh"
@@ -83,13 +86,16 @@ struct fa3_backward_step {
 template <int D> struct fa3_backward_place {
     using shape = fa3_backward_shape<D>;
     int batch, kv_head, group, key_block;
-    int last_row; /* block */
+    int lowest_row, last_row; /* blocks that see any key */
 
     __device__ __forceinline__ fa3_backward_place(const backward_arguments &a, unsigned index) {
         int batch_head;
         a.order.find(index, &key_block, &batch_head);
         batch = batch_head / a.kv_heads, kv_head = batch_head % a.kv_heads;
         group = a.heads / a.kv_heads;
+        bool all = !a.causal || key_block == 0; /* dQ of rows that see nothing is written too */
+        int first_query = all ? 0 : max(first_key() - (a.seqlen_k - a.seqlen_q), 0);
+        lowest_row = first_query / shape::ROWS * shape::ROWS;
         last_row = (a.seqlen_q - 1) / shape::ROWS * shape::ROWS;
     }
 
@@ -107,11 +113,8 @@ template <int D> struct fa3_backward_place {
             at.head = kv_head * group, at.row -= shape::ROWS;
         }
     }
-    /* Down to the first query that sees any key; in order, the first block of keys writes dQ of all. */
-    __device__ __forceinline__ bool is_over(const backward_arguments &a, const fa3_backward_step &at) const {
-        bool all = !a.causal || (a.deterministic && key_block == 0);
-        int first_query = all ? 0 : max(first_key() - (a.seqlen_k - a.seqlen_q), 0);
-        return at.row + shape::ROWS <= first_query;
+    __device__ __forceinline__ bool is_over(const fa3_backward_step &at) const {
+        return at.row < lowest_row;
     }
 
     /* Whether this block of keys finishes dQ of a row block: the last one that it sees, where that is to do it. */
@@ -151,7 +154,7 @@ template <int D> struct fa3_backward_copies {
     }
 
     __device__ __forceinline__ void run() {
-        for (fa3_backward_step at = place.first_step(); !place.is_over(a.common, at); place.advance(at)) {
+        for (fa3_backward_step at = place.first_step(); !place.is_over(at); place.advance(at)) {
             const float *statistics = a.common.statistics_of(place.batch * a.common.heads + at.head);
             if (at.step == 0) {
                 load_keys(a.k, shape::K_OFFSET, shape::K_FULL);
@@ -173,6 +176,9 @@ __device__ __forceinline__ int *fa3_counter(const fa3_backward_arguments &a, int
     return a.common.counters + 1 + (int64_t)index * (a.common.padded_rows / ROWS) + row / ROWS;
 }
 
+/* Added to the counter of a row block when its sums are begun, where there is no order; above all counts. */
+enum { BEGUN = 1 << 30 };
+
 /* A thread that adds dQ, of every ADDING-th step. */
 template <int D> struct fa3_backward_additions {
     using shape = fa3_backward_shape<D>;
@@ -180,9 +186,20 @@ template <int D> struct fa3_backward_additions {
     const fa3_backward_place<D> &place;
     uint32_t shared;
 
+    /* Without order whoever is there first begins the sums of a row block, and the others wait until it has: it has what it
+       stores. Whether this one is the first. */
+    static __device__ __forceinline__ bool is_first(int *counter) {
+        int count = take_count(counter);
+        bool first = count == 0;
+        while (!first && count < BEGUN) {
+            count = load_count(counter);
+        }
+        return first;
+    }
+
     __device__ __forceinline__ void run(int which) {
-        bool ordered = a.common.deterministic, first = ordered && place.key_block == 0;
-        for (fa3_backward_step at = place.first_step(); !place.is_over(a.common, at); place.advance(at)) {
+        bool ordered = a.common.deterministic;
+        for (fa3_backward_step at = place.first_step(); !place.is_over(at); place.advance(at)) {
             if (at.step % shape::ADDING != which || place.finishes(a, at.row)) {
                 continue;
             }
@@ -193,6 +210,7 @@ template <int D> struct fa3_backward_additions {
                 wait_for_count(counter, place.key_block);
             }
             arrival_wait(shape::barrier(shared, shape::DQ_FULL + which), at.step / shape::ADDING % 2);
+            bool first = ordered ? place.key_block == 0 : is_first(counter);
             if (first) {
                 bulk_store(sums, shared + shape::DQ_OFFSET, shape::DQ_BYTES);
             } else {
@@ -201,9 +219,9 @@ template <int D> struct fa3_backward_additions {
             bulk_commit();
             bulk_wait_read<0>();
             arrive(shape::barrier(shared, shape::DQ_EMPTY));
-            if (ordered) {
+            if (ordered || first) {
                 bulk_wait<0>();
-                count_up(counter);
+                count_up(counter, ordered ? 1 : BEGUN);
             }
         }
         bulk_wait<0>();
@@ -495,7 +513,7 @@ template <enum dtype TYPE, int D> struct fa3_backward_group {
         arrival_wait(shape::barrier(shared, shape::K_FULL), 0);
         arrival_wait(shape::barrier(shared, shape::V_FULL), 0);
         fa3_backward_step at = place.first_step();
-        for (; !place.is_over(a.common, at); place.advance(at)) {
+        for (; !place.is_over(at); place.advance(at)) {
             take_step(at);
         }
         announce(at);
@@ -588,9 +606,8 @@ static fa3_backward_arguments fa3_backward_arguments_of(
         c.order.together = (int)min_i64(together, heads);
     }
     a.finishing = c.deterministic && (p->causal || c.key_blocks <= MOST_FINISHED);
-    int *counters = (int *)((char *)p->workspace + fa3_workspace(p).counters_offset);
-    c.counters = c.deterministic ? counters : nullptr;
-    c.ended = a.finishing ? nullptr : counters + 1 + p->batch * p->heads * (c.padded_rows / PREPARE_ROWS);
+    c.counters = (int *)((char *)p->workspace + fa3_workspace(p).counters_offset);
+    c.ended = a.finishing ? nullptr : c.counters + 1 + p->batch * p->heads * (c.padded_rows / PREPARE_ROWS);
     c.all_ended = shape::ADDING * c.key_blocks;
     return a;
 }

@@ -119,8 +119,15 @@ __device__ __forceinline__ void wait_for_count(const int *counter, int count) {
     }
 }
 
-__device__ __forceinline__ void count_up(int *counter) {
-    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+__device__ __forceinline__ void count_up(int *counter, int by = 1) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(by) : "memory");
+}
+
+/* Counts one more; the count before. */
+__device__ __forceinline__ int take_count(int *counter) {
+    int count;
+    asm volatile("atom.acquire.gpu.global.add.s32 %0, [%1], 1;" : "=r"(count) : "l"(counter) : "memory");
+    return count;
 }
 
 /* to[0..3] += c, in the L2 cache; sm_90 */

@@ -56,15 +56,18 @@ static inline device_tensor on_device(const attention_tensor &t) {
 /* ---- instructions ---- */
 
 inline int load_count(const int *counter) {
+    cpu_yield(); /* it may be one look of many */
     return *counter;
 }
 inline void wait_for_count(const int *counter, int count) {
-    while (*counter != count) {
-        cpu_yield();
+    while (load_count(counter) != count) {
     }
 }
-inline void count_up(int *counter) {
-    ++*counter;
+inline void count_up(int *counter, int by = 1) {
+    *counter += by;
+}
+inline int take_count(int *counter) {
+    return (*counter)++;
 }
 inline void reduce_add_4(float *to, const float (&c)[4]) {
     for (int i = 0; i < 4; i++) {
