@@ -194,7 +194,21 @@ template <int D> struct fa3_backward_additions {
         while (!first && count < BEGUN) {
             count = load_count(counter);
         }
+        fence_async_memory();
         return first;
+    }
+
+    /* Before dQ is there: waits for the turn at a row block; without order, looks whether its sums are begun, as they are most
+       often, so that nothing is left to find out. Whether so. */
+    __device__ __forceinline__ bool is_ready(int *counter) const {
+        bool ready = true;
+        if (a.common.deterministic) {
+            wait_for_count(counter, place.key_block);
+        } else {
+            ready = load_count(counter) >= BEGUN;
+        }
+        fence_async_memory();
+        return ready;
     }
 
     __device__ __forceinline__ void run(int which) {
@@ -206,11 +220,9 @@ template <int D> struct fa3_backward_additions {
             int index = place.batch * a.common.heads + at.head;
             int *counter = fa3_counter<D>(a, index, at.row);
             float *sums = a.common.template dq_sums_of<D>(0, index, at.row);
-            if (ordered) {
-                wait_for_count(counter, place.key_block);
-            }
+            bool ready = is_ready(counter);
             arrival_wait(shape::barrier(shared, shape::DQ_FULL + which), at.step / shape::ADDING % 2);
-            bool first = ordered ? place.key_block == 0 : is_first(counter);
+            bool first = ready ? ordered && place.key_block == 0 : is_first(counter);
             if (first) {
                 bulk_store(sums, shared + shape::DQ_OFFSET, shape::DQ_BYTES);
             } else {

@@ -181,6 +181,11 @@ __device__ __forceinline__ void fence_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* Bulk copies that this thread starts after this come after all in memory that it knows to be done, by a counter. */
+__device__ __forceinline__ void fence_async_memory() {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 /* ---- copies ---- */
 
 /* One box of a 4-dimensional tensor to shared memory, by one thread; its bytes arrive at `barrier`. What lies outside of the

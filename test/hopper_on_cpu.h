@@ -187,6 +187,8 @@ inline void named_arrive(int which, int threads) {
 }
 inline void fence_async() {
 }
+inline void fence_async_memory() {
+}
 inline float4 __ldcg(const float4 *from) {
     return *from;
 }
