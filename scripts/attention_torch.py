@@ -15,6 +15,7 @@ import argparse
 import ctypes
 import math
 import os
+import random
 import sys
 
 import torch
@@ -179,34 +180,51 @@ def relative_errors(run, causal):
     return [((x.double() - y).norm() / y.norm()).item() for x, y in zip(results, references)]
 
 
-def median_ms(call, repeats=9, warm_up=3):
+def one_ms(call):
     """Of the GPU alone: it is kept busy until the host has enqueued the whole call."""
-    times = []
+    begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+    torch.cuda._sleep(2_000_000)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def medians_ms(calls, repeats=15, warm_up=3):
+    """Of several calls, which take turns in an order that is always another: the GPU's clock falls with the power that it
+    has drawn just before, by a sixth and more, and so it falls for all alike."""
+    times = [[] for _ in calls]
+    order = list(range(len(calls)))
+    shuffle = random.Random(0).shuffle
     for i in range(-warm_up, repeats):
-        begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
-        torch.cuda._sleep(2_000_000)
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        if i >= 0:
-            times.append(begin.elapsed_time(end))
-    return sorted(times)[len(times) // 2]
+        shuffle(order)
+        for which in order:
+            ms = one_ms(calls[which])
+            if i >= 0:
+                times[which].append(ms)
+    return [sorted(column)[repeats // 2] for column in times]
 
 
-def rates(run, seqlen, head_dim, causal):
-    """TFLOP/s forward, backward and both; None where it does not run (the math backend runs out of memory)."""
+def rates(runs, seqlen, head_dim, causal):
+    """For each of runs TFLOP/s forward, backward and both; None where it does not run (the math backend runs out of memory)."""
     hidden = 2560 if head_dim == 80 else 2048
     batch, heads = 16384 // seqlen, hidden // head_dim
-    try:
-        q, k, v, d_o = random_inputs(batch, seqlen, heads, head_dim)
-        out = run(q, k, v)
-        forward = median_ms(lambda: run(q, k, v))
-        backward = median_ms(lambda: torch.autograd.grad(out, (q, k, v), d_o, retain_graph=True))
-    except RuntimeError:
-        return None
+    q, k, v, d_o = random_inputs(batch, seqlen, heads, head_dim)
+    outs = {}
+    for run in runs:
+        try:
+            out = run(q, k, v)
+            torch.autograd.grad(out, (q, k, v), d_o, retain_graph=True)
+            outs[run] = out
+        except RuntimeError:
+            torch.cuda.empty_cache()
+    forward = medians_ms([lambda run=run: run(q, k, v) for run in outs])
+    backward = medians_ms([lambda out=out: torch.autograd.grad(out, (q, k, v), d_o, retain_graph=True)
+                           for out in outs.values()])
     flops = 4 * seqlen**2 * head_dim * heads * batch / (2 if causal else 1) / 1e9
-    return flops / forward, 2.5 * flops / backward, 3.5 * flops / (forward + backward)
+    rates_of = {run: (flops / f, 2.5 * flops / b, 3.5 * flops / (f + b)) for run, f, b in zip(outs, forward, backward)}
+    return [rates_of.get(run) for run in runs]
 
 
 def main():
@@ -240,7 +258,7 @@ def main():
     for head_dim in (64, 128, 80):
         for causal in (False, True):
             for seqlen in (2048, 8192) if options.quick else (512, 1024, 2048, 4096, 8192, 16384):
-                row = [rates(runner(name, causal), seqlen, head_dim, causal) for name in columns]
+                row = rates([runner(name, causal) for name in columns], seqlen, head_dim, causal)
                 cells = ["/".join(f"{x:.0f}" for x in r) if r else "-" for r in row]
                 ratios = [f"{row[0][2] / r[2]:.2f}" if row[0] and r else "-" for r in row[1:]]
                 print(f"{head_dim:4} {seqlen:6} {'causal' if causal else 'full':6} "
