@@ -221,7 +221,7 @@ static void test_fa3_over_many_blocks_matches_reference() {
     expect_fa3_matches<DTYPE_BF16>({1, 200, 400, 2, 1, 64, true, true});
     expect_fa3_matches<DTYPE_BF16>({1, 270, 150, 1, 1, 128, false, true});
     expect_fa3_matches<DTYPE_BF16>({2, 140, 270, 1, 1, 80, true, false});
-    expect_fa3_matches<DTYPE_BF16>({1, 40, 650, 1, 1, 64, false, true}); /* dQ has a pass after */
+    expect_fa3_matches<DTYPE_BF16>({1, 40, 650, 1, 1, 64, false, true});  /* dQ has a pass after */
     expect_fa3_matches<DTYPE_BF16>({3, 70, 530, 2, 1, 64, false, false}); /* for one head after the other */
     expect_fa3_matches<DTYPE_BF16>({1, 270, 650, 1, 1, 128, false, false});
     expect_fa3_matches<DTYPE_F16>({1, 130, 2100, 2, 1, 128, true, false});
