@@ -133,13 +133,14 @@ template <int D> struct fa3_forward_copies {
             }
             fa3_forward_place<D> place(a, tile);
             load_queries(place);
-            tile = (int)gridDim.x + atomicAdd(a.taken, 1);
             for (int j = place.key_blocks - 1; j >= 0; j--, block++) {
                 load_keys(a.k, shared + shape::K_OFFSET, shape::K_FULL, shape::K_EMPTY, j * shape::KEYS,
                     place.head / a.group, place.batch);
                 load_keys(a.v, shared + shape::V_OFFSET, shape::V_FULL, shape::V_EMPTY, j * shape::KEYS,
                     place.head / a.group, place.batch);
             }
+            /* Not sooner: a thread block with much left to do would keep a tile that another could begin with. */
+            tile = (int)gridDim.x + atomicAdd(a.taken, 1);
         }
     }
 };
