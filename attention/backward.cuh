@@ -234,7 +234,8 @@ static backward_arguments backward_arguments_of(
                      : p->deterministic ? min_i64(fa2_workspace(p).splits, a.key_blocks)
                                         : a.key_blocks;
     /* read again and again of a key/value head: Q and dO of its group, and the sums of dQ */
-    a.order = order_blocks(splits, p->batch * p->kv_heads, p->heads / p->kv_heads * p->seqlen_q * D * 8);
+    a.order = order_blocks(splits, p->batch * p->kv_heads, p->heads / p->kv_heads * p->seqlen_q * D * 8,
+        p->causal && !a.deterministic ? 4 : 1);
     return a;
 }
 

@@ -70,13 +70,15 @@ static enum status dispatch(const struct attention *a, const struct attention_pa
    block of every head first: those heads' tensors share the L2 cache while they are worked on, and the longest blocks of
    a causal mask start first. */
 struct block_order {
-    int blocks;   /* of one head */
-    int heads;    /* of the batch's sequences altogether */
-    int together; /* divides the grid into groups of this many heads */
+    int blocks;     /* of one head */
+    int heads;      /* of the batch's sequences altogether */
+    int together;   /* divides the grid into groups of this many heads */
+    int last_group; /* the head with which the last group begins: it has as many or more */
 
     __device__ __forceinline__ void find(unsigned index, int *block, int *head) const {
-        unsigned group = index / (unsigned)(together * blocks), rest = index % (unsigned)(together * blocks);
-        unsigned first = group * together, members = min((unsigned)together, heads - first);
+        unsigned group = index / (unsigned)(together * blocks);
+        unsigned first = min(group * together, (unsigned)last_group), rest = index - first * blocks;
+        unsigned members = first == (unsigned)last_group ? heads - first : together;
         *block = (int)(rest / members);
         *head = (int)(first + rest % members);
     }
@@ -87,10 +89,19 @@ enum {
     FEWEST_BLOCKS = 128 /* in one group: about as many as a GPU takes at a time, for longest-first to work */
 };
 
+/* The last group has the heads of `groups_at_end`: where blocks are not all as long as each other, several, so that there are
+   short ones enough to keep all busy until the end. */
+static inline block_order order_heads(int64_t blocks, int64_t heads, int64_t together, int groups_at_end) {
+    together = min_i64(together, heads);
+    int64_t last_group = max_i64(heads - groups_at_end * together, 0) / together * together;
+    return {(int)blocks, (int)heads, (int)together, (int)last_group};
+}
+
 /* bytes_a_head: what is read again and again of one head */
-static inline block_order order_blocks(int64_t blocks, int64_t heads, int64_t bytes_a_head) {
+static inline block_order order_blocks(
+    int64_t blocks, int64_t heads, int64_t bytes_a_head, int groups_at_end) {
     int64_t together = max_i64(L2_SHARE_BYTES / bytes_a_head, ceil_div(FEWEST_BLOCKS, blocks));
-    return {(int)blocks, (int)heads, (int)min_i64(together, heads)};
+    return order_heads(blocks, heads, together, groups_at_end);
 }
 
 /* ---- fragments ---- */

@@ -612,10 +612,10 @@ static fa3_backward_arguments fa3_backward_arguments_of(
     c = backward_problem(p, shape::ROWS, shape::KEYS);
     c.deterministic = p->deterministic || c.key_blocks <= MOST_ORDERED;
     int64_t heads = p->batch * p->kv_heads;
-    c.order = order_blocks(c.key_blocks, heads, p->heads / p->kv_heads * p->seqlen_q * D * 8);
+    c.order = order_blocks(c.key_blocks, heads, p->heads / p->kv_heads * p->seqlen_q * D * 8, 1);
     if (c.deterministic) {
         int64_t together = max_i64(c.order.together, attention->multiprocessors / fa3_blocks_together(D));
-        c.order.together = (int)min_i64(together, heads);
+        c.order = order_heads(c.key_blocks, heads, together, 1);
     }
     a.finishing = c.deterministic && (p->causal || c.key_blocks <= MOST_FINISHED);
     c.counters = (int *)((char *)p->workspace + fa3_workspace(p).counters_offset);

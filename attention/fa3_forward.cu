@@ -481,7 +481,7 @@ static enum status fa3_forward_pass(const struct attention *attention, const str
     a.heads = (int)p->heads, a.group = (int)(p->heads / p->kv_heads);
     a.scale = (float)p->scale, a.causal = p->causal;
     a.tiles = (int)(blocks * heads);
-    a.order = order_blocks(blocks, heads, 4 * p->seqlen_k * D / a.group + 1);
+    a.order = order_blocks(blocks, heads, 4 * p->seqlen_k * D / a.group + 1, p->causal ? 2 : 1);
     return launch("fa3 forward", fa3_forward_kernel<TYPE, D>, min_i64(a.tiles, attention->multiprocessors),
         shape::THREADS, shape::SHARED_BYTES, p->stream, a);
 }
