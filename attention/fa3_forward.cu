@@ -18,6 +18,9 @@
        wait for S'; mask; m' = max(m, rowmax S'); P' = 2^(S' c - m' c), l += rowsum P'
        wait for O~; rescale it if m' has grown by much; P = P' in 16 bits
 
+   At head dimension 128 most blocks are not searched for rowmax S': m stays, and if the sums say that P' is too large, S' is
+   computed once more and searched. Between S' and P' there is then nothing but exponentials.
+
    FLOPs and bytes as fa2's. */
 #include "attention/fa3.cuh"
 
@@ -65,6 +68,9 @@ template <int D> struct fa3_forward_shape {
     static constexpr int TILE_OFFSET = BARRIERS_OFFSET + 8 * BARRIERS; /* which one Q is of */
     static constexpr int SHARED_BYTES = TILE_OFFSET + 8;
     static_assert(SHARED_BYTES <= 227 * 1024, "more shared memory than there is");
+    /* Whether every block is searched for new maxima, or only those that cannot do without: where registers are few, and where
+       it is slower. */
+    static constexpr bool SEARCHING = D != 128;
     /* registers of a thread: what the threads that copy give up, the others get */
     static constexpr int COPY_REGISTERS = GROUPS == 2 ? 24 : 32, REGISTERS = GROUPS == 2 ? 240 : 160;
     static_assert(COPY_REGISTERS + GROUPS * REGISTERS <= (GROUPS + 1) * registers_at_start(THREADS),
@@ -153,6 +159,8 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
     using key_tile = typename shape::key_tile;
     static constexpr int S_N = shape::KEYS / 8, O_N = D / 8, P_K = shape::KEYS / 16;
     static constexpr float LARGEST_GROWTH = 8; /* log2 of the largest P~; fa2_forward.cu says why */
+    static constexpr float LARGEST_SUM =
+        1 << 14; /* of a thread's P~ of a row: fp16 has what is added, and more */
 
     const fa3_forward_arguments &a;
     uint32_t shared, barriers;
@@ -238,18 +246,20 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         return rescale;
     }
 
-    /* P~ in place of S, and this thread's part of the row sums */
-    __device__ __forceinline__ void exponentiate(float scale_log2) {
+    /* P~ in place of S, and this thread's part of the row sums of the block. A row that has seen nothing: P~ = 0 where it still
+       does not, `nothing` = 0; or infinity where it does and has no maximum, `nothing` = -infinity. */
+    __device__ __forceinline__ void exponentiate(float (&sums)[2], float scale_log2, float nothing) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float max = row_max[half];
-            float shift = max == -INFINITY ? 0 : max * scale_log2; /* seen nothing: 2^-infinity is wanted */
+            float shift = max == -INFINITY ? nothing : max * scale_log2;
+            sums[half] = 0;
 #pragma unroll
             for (int n = 0; n < S_N; n++) {
 #pragma unroll
                 for (int i = 2 * half; i < 2 * half + 2; i++) {
                     scores[n][i] = exp2_fast(scores[n][i] * scale_log2 - shift);
-                    row_sum[half] += scores[n][i];
+                    sums[half] += scores[n][i];
                 }
             }
         }
@@ -279,18 +289,58 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         }
     }
 
-    /* S of a block has arrived: its tile of K, and after the last block Q, are not read any more. */
-    __device__ __forceinline__ void take_scores(
-        const fa3_forward_place<D> &place, int of_block, int first_key) {
-        leave(shape::K_EMPTY + of_block % shape::STAGES);
-        if (first_key == 0) {
-            leave_queries();
+    /* S of a block once more, of this warp alone, where exponentials have taken its place */
+    __device__ __forceinline__ void multiply_again(int of_block) {
+        uint32_t queries = shared + shape::Q_OFFSET + group * row_tile::BYTES,
+                 keys = shared + shape::K_OFFSET + of_block % shape::STAGES * key_tile::BYTES;
+#pragma unroll
+        for (int n = 0; n < S_N; n++) {
+            scores[n][0] = scores[n][1] = scores[n][2] = scores[n][3] = 0;
         }
+#pragma unroll 1
+        for (int k = 0; k < D / 16; k++) {
+            uint32_t q[4], pair[4];
+            ldmatrix(q, queries + row_tile::offset(16 * warp + lane % 16, 2 * k + lane / 16));
+#pragma unroll
+            for (int n = 0; n < S_N; n += 2) {
+                ldmatrix(
+                    pair, keys + key_tile::offset(8 * n + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+                mma<TYPE>(scores[n], q, pair[0], pair[1]);
+                mma<TYPE>(scores[n + 1], q, pair[2], pair[3]);
+            }
+        }
+    }
+
+    /* S of a block has arrived, and P~ takes its place. Between a tile's first block and its last, and where no key is hidden,
+       maxima need no search: if one has grown by much the sums tell, and only then all is done again with new ones. True: O~
+       has to be multiplied by `factors`. */
+    __device__ __forceinline__ bool take_scores(
+        const fa3_forward_place<D> &place, int of_block, int first_key, bool first, float (&factors)[2]) {
+        float scale_log2 = a.scale * LOG2_E, sums[2];
         int first_row = place.row + 64 * group + 16 * warp;
         int visible = a.causal ? first_row + a.seqlen_k - a.seqlen_q + 1 : a.seqlen_k;
-        if (first_key + shape::KEYS > visible) {
-            mask(visible - first_key, a.causal ? 1 : 0);
+        bool hidden = first_key + shape::KEYS > visible, last = first_key == 0, rescale = false;
+        if (shape::SEARCHING || first || hidden || last) {
+            leave(shape::K_EMPTY + of_block % shape::STAGES);
+            if (last) {
+                leave_queries();
+            }
+            if (hidden) {
+                mask(visible - first_key, a.causal ? 1 : 0);
+            }
+            rescale = update_max(factors, scale_log2);
+            exponentiate(sums, scale_log2, 0);
+        } else {
+            exponentiate(sums, scale_log2, -INFINITY);
+            if (__any_sync(~0u, fmaxf(sums[0], sums[1]) > LARGEST_SUM)) {
+                multiply_again(of_block);
+                rescale = update_max(factors, scale_log2);
+                exponentiate(sums, scale_log2, 0);
+            }
+            leave(shape::K_EMPTY + of_block % shape::STAGES);
         }
+        row_sum[0] += sums[0], row_sum[1] += sums[1];
+        return rescale;
     }
 
     __device__ __forceinline__ void take_turn() {
@@ -317,13 +367,11 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
     /* The loop of this file's beginning, over blocks of keys. */
     __device__ __forceinline__ void attend(int key_blocks, const fa3_forward_place<D> &place) {
         int first_key = (key_blocks - 1) * shape::KEYS;
-        float scale_log2 = a.scale * LOG2_E, factors[2];
+        float factors[2];
         wait_full(shape::K_FULL, block);
         start_scores(block);
         wgmma_wait<0>(scores);
-        take_scores(place, block, first_key);
-        update_max(factors, scale_log2);
-        exponentiate(scale_log2);
+        take_scores(place, block, first_key, true, factors);
         pack_weights();
         for (; first_key > 0; block++) {
             first_key -= shape::KEYS;
@@ -334,9 +382,7 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
             start_output(block);
             give_turn();
             wgmma_wait<1>(scores);
-            take_scores(place, block + 1, first_key);
-            bool rescale = update_max(factors, scale_log2);
-            exponentiate(scale_log2);
+            bool rescale = take_scores(place, block + 1, first_key, false, factors);
             wgmma_wait<0>(out);
             leave(shape::V_EMPTY + block % shape::STAGES);
             if (rescale) {

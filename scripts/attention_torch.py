@@ -191,7 +191,7 @@ def one_ms(call):
     return begin.elapsed_time(end)
 
 
-def medians_ms(calls, repeats=15, warm_up=3):
+def medians_ms(calls, repeats=11, warm_up=3):
     """Of several calls, which take turns in an order that is always another: the GPU's clock falls with the power that it
     has drawn just before, by a sixth and more, and so it falls for all alike."""
     times = [[] for _ in calls]

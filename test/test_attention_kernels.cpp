@@ -29,6 +29,7 @@ extern "C" enum status standard_backward(const struct attention *, const struct 
 struct shape {
     int64_t batch, seqlen_q, seqlen_k, heads, kv_heads, head_dim;
     bool causal, deterministic;
+    int larger; /* keys 128 to 255 are so many times as large; 0: are not */
 };
 
 enum { Q, O, D_O, DQ, K, V, DK, DV, TENSORS }; /* query side first */
@@ -68,7 +69,9 @@ template <enum dtype TYPE> static void make_tensors(problem &p, const shape &s) 
         p.values[t].assign(count, NAN);
         uint16_t *begin = (uint16_t *)(((uintptr_t)p.bits[t].data() + 15) / 16 * 16);
         for (size_t i = 0; i < count && (t == Q || t == K || t == V || t == D_O); i++) {
-            begin[i] = (uint16_t)pack<TYPE>(random_normal(7, (uint64_t)t, i), 0);
+            int64_t position = (int64_t)i / s.head_dim / heads % seqlen;
+            float factor = t == K && s.larger > 0 && position / 128 == 1 ? (float)s.larger : 1;
+            begin[i] = (uint16_t)pack<TYPE>(factor * random_normal(7, (uint64_t)t, i), 0);
             p.values[t][i] = unpack<TYPE>(begin[i]).x;
         }
         tensor_of(p.kernel, t) = attention_dense(begin, seqlen, heads, s.head_dim);
@@ -227,6 +230,12 @@ static void test_fa3_over_many_blocks_matches_reference() {
     expect_fa3_matches<DTYPE_F16>({1, 130, 2100, 2, 1, 128, true, false});
 }
 
+/* Not every block of keys is searched for new maxima: here they grow where none is. */
+static void test_fa3_over_scores_that_grow_from_one_block_to_the_next_matches_reference() {
+    expect_fa3_matches<DTYPE_BF16>({1, 70, 390, 1, 1, 128, false, false, 5});
+    expect_fa3_matches<DTYPE_F16>({1, 70, 500, 1, 1, 112, true, false, 5}, 1, 2);
+}
+
 static void test_fa3_at_one_query_and_one_key_matches_reference() {
     expect_fa3_matches<DTYPE_BF16>({1, 1, 150, 1, 1, 64, true, false});
     expect_fa3_matches<DTYPE_BF16>({1, 140, 1, 1, 1, 80, false, true});
@@ -326,6 +335,7 @@ int main() {
     RUN(test_fa3_forward_at_large_head_dimensions_matches_reference);
     RUN(test_fa3_at_head_dimensions_between_matches_reference);
     RUN(test_fa3_over_many_blocks_matches_reference);
+    RUN(test_fa3_over_scores_that_grow_from_one_block_to_the_next_matches_reference);
     RUN(test_fa3_at_one_query_and_one_key_matches_reference);
     RUN(test_fa3_with_rows_that_see_nothing_matches_reference);
     RUN(test_fa2_at_one_query_and_one_key_matches_reference);
