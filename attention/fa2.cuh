@@ -73,7 +73,7 @@ struct block_order {
     int blocks;     /* of one head */
     int heads;      /* of the batch's sequences altogether */
     int together;   /* divides the grid into groups of this many heads */
-    int last_group; /* the head with which the last group begins: it has as many or more */
+    int last_group; /* the head with which the last group begins: it has those that are left */
 
     __device__ __forceinline__ void find(unsigned index, int *block, int *head) const {
         unsigned group = index / (unsigned)(together * blocks);
@@ -93,8 +93,8 @@ enum {
    short ones enough to keep all busy until the end. */
 static inline block_order order_heads(int64_t blocks, int64_t heads, int64_t together, int groups_at_end) {
     together = min_i64(together, heads);
-    int64_t last_group = max_i64(heads - groups_at_end * together, 0) / together * together;
-    return {(int)blocks, (int)heads, (int)together, (int)last_group};
+    int64_t groups = max_i64(ceil_div(heads, together) - groups_at_end, 0); /* before the last one */
+    return {(int)blocks, (int)heads, (int)together, (int)(groups * together)};
 }
 
 /* bytes_a_head: what is read again and again of one head */

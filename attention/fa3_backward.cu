@@ -597,10 +597,11 @@ enum { MOST_FINISHED = 4 };
 /* Up to so many blocks of keys of a head, order costs less than the passes that it saves, whether it is asked for or not. */
 enum { MOST_ORDERED = 16 };
 
-/* How many blocks of keys of a head are at work together when they have to wait for each other: more wait longer, fewer find
-   less of Q and dO in the L2 cache. */
-constexpr int fa3_blocks_together(int head_dim) {
-    return head_dim > 80 ? 8 : 4;
+/* How many blocks of keys of a head are at work together when they have to wait for each other. More wait longer. Fewer, of
+   more heads, find less of Q, dO and dQ in the L2 cache: in long sequences without a mask, where the distance between them can
+   grow for long, most often nothing. */
+static int fa3_blocks_together(int head_dim, bool causal, int key_blocks) {
+    return head_dim > 80 || (!causal && key_blocks > MOST_ORDERED) ? 8 : 4;
 }
 
 template <int D>
@@ -614,8 +615,8 @@ static fa3_backward_arguments fa3_backward_arguments_of(
     int64_t heads = p->batch * p->kv_heads;
     c.order = order_blocks(c.key_blocks, heads, p->heads / p->kv_heads * p->seqlen_q * D * 8, 1);
     if (c.deterministic) {
-        int64_t together = max_i64(c.order.together, attention->multiprocessors / fa3_blocks_together(D));
-        c.order = order_heads(c.key_blocks, heads, together, 1);
+        int64_t together = attention->multiprocessors / fa3_blocks_together(D, p->causal, c.key_blocks);
+        c.order = order_heads(c.key_blocks, heads, max_i64(c.order.together, together), 1);
     }
     a.finishing = c.deterministic && (p->causal || c.key_blocks <= MOST_FINISHED);
     c.counters = (int *)((char *)p->workspace + fa3_workspace(p).counters_offset);

@@ -187,6 +187,15 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         }
     }
 
+    /* K of a block is not read any more. Where it is not only products that read it, every thread says so. */
+    __device__ __forceinline__ void leave_keys(int of_block) {
+        if (shape::SEARCHING) {
+            leave(shape::K_EMPTY + of_block % shape::STAGES);
+        } else {
+            arrive(barriers + 8 * (shape::K_EMPTY + of_block % shape::STAGES));
+        }
+    }
+
     /* Starts S = Q K^T of a block. */
     __device__ __forceinline__ void start_scores(int of_block) {
         wgmma_begin();
@@ -321,7 +330,7 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
         int visible = a.causal ? first_row + a.seqlen_k - a.seqlen_q + 1 : a.seqlen_k;
         bool hidden = first_key + shape::KEYS > visible, last = first_key == 0, rescale = false;
         if (shape::SEARCHING || first || hidden || last) {
-            leave(shape::K_EMPTY + of_block % shape::STAGES);
+            leave_keys(of_block);
             if (last) {
                 leave_queries();
             }
@@ -337,7 +346,7 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
                 rescale = update_max(factors, scale_log2);
                 exponentiate(sums, scale_log2, 0);
             }
-            leave(shape::K_EMPTY + of_block % shape::STAGES);
+            leave_keys(of_block);
         }
         row_sum[0] += sums[0], row_sum[1] += sums[1];
         return rescale;
@@ -358,7 +367,7 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
                 give_turn();
             }
             wait_full(shape::K_FULL, block);
-            leave(shape::K_EMPTY + block % shape::STAGES);
+            leave_keys(block);
             wait_full(shape::V_FULL, block);
             leave(shape::V_EMPTY + block % shape::STAGES);
         }
@@ -484,7 +493,8 @@ __global__ void __launch_bounds__(fa3_forward_shape<D>::THREADS, 1)
             for (int stage = 0; stage < shape::STAGES; stage++) {
                 arrival_init(barriers + 8 * (shape::K_FULL + stage), 1);
                 arrival_init(barriers + 8 * (shape::V_FULL + stage), 1);
-                arrival_init(barriers + 8 * (shape::K_EMPTY + stage), 4 * shape::GROUPS);
+                arrival_init(barriers + 8 * (shape::K_EMPTY + stage),
+                    shape::GROUPS * (shape::SEARCHING ? WARPGROUP / LANES : WARPGROUP));
                 arrival_init(barriers + 8 * (shape::V_EMPTY + stage), 4 * shape::GROUPS);
             }
             arrival_init_done();
