@@ -341,7 +341,8 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
             exponentiate(sums, scale_log2, 0);
         } else {
             exponentiate(sums, scale_log2, -INFINITY);
-            if (__any_sync(~0u, fmaxf(sums[0], sums[1]) > LARGEST_SUM)) {
+            /* not a number: all scores are -infinity, as the maxima are */
+            if (__any_sync(~0u, !(sums[0] + sums[1] <= LARGEST_SUM))) {
                 multiply_again(of_block);
                 rescale = update_max(factors, scale_log2);
                 exponentiate(sums, scale_log2, 0);

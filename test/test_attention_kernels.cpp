@@ -29,7 +29,8 @@ extern "C" enum status standard_backward(const struct attention *, const struct 
 struct shape {
     int64_t batch, seqlen_q, seqlen_k, heads, kv_heads, head_dim;
     bool causal, deterministic;
-    int larger; /* keys 128 to 255 are so many times as large; 0: are not */
+    int larger; /* every third block of 128 keys, the second of them first, is so many times as large, and every third 8
+                   queries, the second of them first, are 0; 0: neither */
 };
 
 enum { Q, O, D_O, DQ, K, V, DK, DV, TENSORS }; /* query side first */
@@ -70,7 +71,9 @@ template <enum dtype TYPE> static void make_tensors(problem &p, const shape &s) 
         uint16_t *begin = (uint16_t *)(((uintptr_t)p.bits[t].data() + 15) / 16 * 16);
         for (size_t i = 0; i < count && (t == Q || t == K || t == V || t == D_O); i++) {
             int64_t position = (int64_t)i / s.head_dim / heads % seqlen;
-            float factor = t == K && s.larger > 0 && position / 128 == 1 ? (float)s.larger : 1;
+            float factor = s.larger > 0 && t == K && position / 128 % 3 == 1 ? (float)s.larger
+                           : s.larger > 0 && t == Q && position / 8 % 3 == 1 ? 0
+                                                                             : 1;
             begin[i] = (uint16_t)pack<TYPE>(factor * random_normal(7, (uint64_t)t, i), 0);
             p.values[t][i] = unpack<TYPE>(begin[i]).x;
         }
@@ -230,10 +233,41 @@ static void test_fa3_over_many_blocks_matches_reference() {
     expect_fa3_matches<DTYPE_F16>({1, 130, 2100, 2, 1, 128, true, false});
 }
 
-/* Not every block of keys is searched for new maxima: here they grow where none is. */
+/* Not every block of keys is searched for new maxima: here they grow where none is, in the first 8 rows of a warp, in the last
+   8 or in both. */
 static void test_fa3_over_scores_that_grow_from_one_block_to_the_next_matches_reference() {
     expect_fa3_matches<DTYPE_BF16>({1, 70, 390, 1, 1, 128, false, false, 5});
     expect_fa3_matches<DTYPE_F16>({1, 70, 500, 1, 1, 112, true, false, 5}, 1, 2);
+    expect_fa3_matches<DTYPE_F16>({1, 70, 650, 1, 1, 128, false, false, 5}, 2, 3);
+}
+
+/* Row 0 sees blocks of 128 keys as they are, and none of the last one. */
+static void test_fa3_with_a_row_that_begins_at_a_block_that_is_not_searched_matches_reference() {
+    expect_fa3_matches<DTYPE_BF16>({1, 16, 399, 1, 1, 128, true, false});
+}
+
+/* A score of -infinity is a key that is not seen, and there may be no other in two blocks. */
+static void test_fa3_forward_over_keys_of_minus_infinity_matches_reference() {
+    enum { QUERIES = 20, KEYS = 500, D = 128, SEEN = 200 };
+    problem p;
+    make_problem<DTYPE_F16>(p, {1, QUERIES, KEYS, 1, 1, D, false, false}, "fa3");
+    uint16_t *q = (uint16_t *)p.kernel.q.data, *k = (uint16_t *)p.kernel.k.data;
+    for (int i = 0; i < QUERIES; i++) {
+        q[i * D] = (uint16_t)pack<DTYPE_F16>(1, 0), p.values[Q][(size_t)i * D] = 1;
+    }
+    for (int i = SEEN; i < KEYS; i++) {
+        k[i * D] = (uint16_t)pack<DTYPE_F16>(-INFINITY, 0), p.values[K][(size_t)i * D] = -INFINITY;
+    }
+    EXPECT(fa3_forward(&hopper, &p.kernel) == STATUS_OK);
+    cpu_run();
+    EXPECT(attention_reference_forward(&p.reference) == STATUS_OK);
+    const uint16_t *o = (const uint16_t *)p.kernel.o.data;
+    for (size_t i = 0; i < p.values[O].size(); i++) {
+        EXPECT(fabs(unpack<DTYPE_F16>(o[i]).x - p.values[O][i]) < 2e-3);
+    }
+    for (size_t i = 0; i < p.lse.size(); i++) {
+        EXPECT(fabs(p.lse[i] - p.reference_lse[i]) < 1e-5);
+    }
 }
 
 static void test_fa3_at_one_query_and_one_key_matches_reference() {
@@ -303,6 +337,67 @@ static void test_deterministic_dq_has_the_same_bits_in_any_order_of_thread_block
     expect_same_dq<DTYPE_F16>("fa3", forward, backward, {1, 70, 650, 1, 1, 128, false, true});
 }
 
+/* O and lse of the first sequence, as they are in memory */
+static std::vector<uint32_t> first_forward(const problem &p, const shape &s) {
+    const uint16_t *o = (const uint16_t *)p.kernel.o.data;
+    std::vector<uint32_t> bits(o, o + p.kernel.o.batch_stride);
+    for (int64_t i = 0; i < s.heads * s.seqlen_q; i++) {
+        bits.push_back(__float_as_uint(p.lse[(size_t)i]));
+    }
+    return bits;
+}
+
+static void test_fa3_forward_has_the_same_bits_in_any_order_and_any_batch_where_maxima_grow() {
+    const shape alone = {1, 70, 390, 1, 1, 128, false, false, 5};
+    std::vector<uint32_t> bits;
+    for (int timing = 0; timing < 4; timing++) {
+        shape s = alone;
+        s.batch = timing < 2 ? 1 : 2;
+        problem p;
+        make_problem<DTYPE_F16>(p, s, "fa3");
+        cpu.last_first = timing == 1, cpu.copies_late = timing % 2 == 1, cpu.random = 0;
+        EXPECT(fa3_forward(&hopper, &p.kernel) == STATUS_OK);
+        cpu_run();
+        EXPECT(timing == 0 || first_forward(p, s) == bits);
+        bits = first_forward(p, s);
+    }
+}
+
+/* ---- the order of blocks ---- */
+
+/* Every block of every head once; a head's blocks in order, as thread blocks that wait for each other need it; and a group of
+   heads before the next one begins. */
+static void expect_order(int blocks, int heads, int together, int groups_at_end) {
+    block_order order = order_heads(blocks, heads, together, groups_at_end);
+    int groups = (heads + together - 1) / together, index = 0;
+    for (int first = 0, members; first < heads; first += members) {
+        bool last = first / together >= groups - groups_at_end;
+        members = last ? heads - first : together;
+        for (int i = 0; i < blocks * members; i++, index++) {
+            int block, head;
+            order.find((unsigned)index, &block, &head);
+            if (block != i / members || head != first + i % members) {
+                test_failures_in_this_++;
+                printf("    %d blocks of %d heads, %d together, %d groups at the end: thread block %d\n",
+                    blocks, heads, together, groups_at_end, index);
+                return;
+            }
+        }
+    }
+}
+
+static void test_order_of_blocks_has_every_block_once_and_groups_of_heads_one_after_the_other() {
+    for (int heads = 1; heads <= 20; heads++) {
+        for (int together = 1; together <= heads + 1; together++) {
+            for (int groups_at_end = 1; groups_at_end <= 5; groups_at_end++) {
+                expect_order(1, heads, together, groups_at_end);
+                expect_order(5, heads, together, groups_at_end);
+            }
+        }
+    }
+    expect_order(3, 66000, 128, 4);
+}
+
 /* ---- the rungs ---- */
 
 template <int D> static void expect_rungs_match(const shape &s) {
@@ -336,6 +431,8 @@ int main() {
     RUN(test_fa3_at_head_dimensions_between_matches_reference);
     RUN(test_fa3_over_many_blocks_matches_reference);
     RUN(test_fa3_over_scores_that_grow_from_one_block_to_the_next_matches_reference);
+    RUN(test_fa3_with_a_row_that_begins_at_a_block_that_is_not_searched_matches_reference);
+    RUN(test_fa3_forward_over_keys_of_minus_infinity_matches_reference);
     RUN(test_fa3_at_one_query_and_one_key_matches_reference);
     RUN(test_fa3_with_rows_that_see_nothing_matches_reference);
     RUN(test_fa2_at_one_query_and_one_key_matches_reference);
@@ -343,6 +440,8 @@ int main() {
     RUN(test_fa2_over_several_splits_and_rounds_matches_reference);
     RUN(test_kernels_whose_thread_blocks_wait_for_each_other_match_reference_in_random_orders);
     RUN(test_deterministic_dq_has_the_same_bits_in_any_order_of_thread_blocks_and_any_batch);
+    RUN(test_fa3_forward_has_the_same_bits_in_any_order_and_any_batch_where_maxima_grow);
+    RUN(test_order_of_blocks_has_every_block_once_and_groups_of_heads_one_after_the_other);
     RUN(test_rungs_match_reference);
     RUN(test_rungs_with_rows_that_see_nothing_match_reference);
     return test_summary();
