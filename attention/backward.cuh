@@ -235,7 +235,7 @@ static backward_arguments backward_arguments_of(
                                         : a.key_blocks;
     /* read again and again of a key/value head: Q and dO of its group, and the sums of dQ */
     a.order = order_blocks(splits, p->batch * p->kv_heads, p->heads / p->kv_heads * p->seqlen_q * D * 8,
-        p->causal && !a.deterministic ? 4 : 1);
+        p->causal && !a.deterministic ? FA2_GROUPS_AT_END : 1);
     return a;
 }
 

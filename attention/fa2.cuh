@@ -85,12 +85,13 @@ struct block_order {
 };
 
 enum {
-    L2_SHARE_BYTES = 16 << 20, /* for one group: well under half of any L2 cache of interest */
-    FEWEST_BLOCKS = 128 /* in one group: about as many as a GPU takes at a time, for longest-first to work */
+    L2_SHARE_BYTES = 16 << 20, /* for one group but the last: well under half of any L2 cache of interest */
+    FEWEST_BLOCKS = 128, /* in one group: about as many as a GPU takes at a time, for longest-first to work */
+    FA2_GROUPS_AT_END = 4 /* under a causal mask */
 };
 
-/* The last group has the heads of `groups_at_end`: where blocks are not all as long as each other, several, so that there are
-   short ones enough to keep all busy until the end. */
+/* The last group has the heads of `groups_at_end`, 1 or more: where blocks are not all as long as each other, several, so that
+   there are short ones enough to keep all busy until the end. */
 static inline block_order order_heads(int64_t blocks, int64_t heads, int64_t together, int groups_at_end) {
     together = min_i64(together, heads);
     int64_t groups = max_i64(ceil_div(heads, together) - groups_at_end, 0); /* before the last one */

@@ -273,8 +273,8 @@ template <enum dtype TYPE, int D, int SHARED_KB> struct forward_pass {
         a.seqlen_q = (int)p->seqlen_q, a.seqlen_k = (int)p->seqlen_k;
         a.heads = (int)p->heads, a.group = (int)(p->heads / p->kv_heads), a.head_dim = (int)p->head_dim;
         a.scale = (float)p->scale, a.causal = p->causal;
-        a.order = order_blocks(
-            blocks, heads, 2 * p->seqlen_k * block::tile::ROW_BYTES / a.group + 1, p->causal ? 4 : 1);
+        a.order = order_blocks(blocks, heads, 2 * p->seqlen_k * block::tile::ROW_BYTES / a.group + 1,
+            p->causal ? FA2_GROUPS_AT_END : 1);
         return launch("fa2 forward", fa2_forward_kernel<TYPE, D, SHARED_KB>, blocks * heads, block::THREADS,
             block::SHARED_BYTES, p->stream, a);
     }

@@ -159,8 +159,11 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
     using key_tile = typename shape::key_tile;
     static constexpr int S_N = shape::KEYS / 8, O_N = D / 8, P_K = shape::KEYS / 16;
     static constexpr float LARGEST_GROWTH = 8; /* log2 of the largest P~; fa2_forward.cu says why */
-    static constexpr float LARGEST_SUM =
-        1 << 14; /* of a thread's P~ of a row: fp16 has what is added, and more */
+    /* Of a thread's P~ of a row, none of which is then larger: fp16 has it. Blocks that are searched stay below, so that none is
+       done twice again. */
+    static constexpr float LARGEST_SUM = 1 << 14;
+    static_assert(
+        shape::KEYS / 4 * (1 << (int)LARGEST_GROWTH) < LARGEST_SUM, "blocks that are searched stay below");
 
     const fa3_forward_arguments &a;
     uint32_t shared, barriers;
@@ -321,8 +324,8 @@ template <enum dtype TYPE, int D> struct fa3_forward_group {
     }
 
     /* S of a block has arrived, and P~ takes its place. Between a tile's first block and its last, and where no key is hidden,
-       maxima need no search: if one has grown by much the sums tell, and only then all is done again with new ones. True: O~
-       has to be multiplied by `factors`. */
+       maxima need no search: if one has grown by much the sums tell, and only then all is done again with new ones. (The last
+       is searched because Q is then given back before the exponentials.) True: O~ has to be multiplied by `factors`. */
     __device__ __forceinline__ bool take_scores(
         const fa3_forward_place<D> &place, int of_block, int first_key, bool first, float (&factors)[2]) {
         float scale_log2 = a.scale * LOG2_E, sums[2];
@@ -516,6 +519,9 @@ __global__ void __launch_bounds__(fa3_forward_shape<D>::THREADS, 1)
 
 /* ---- the call ---- */
 
+/* Under a causal mask. With more, short sequences find too little of K and V in the L2 cache. */
+enum { FA3_GROUPS_AT_END = 2 };
+
 template <enum dtype TYPE, int D>
 static enum status fa3_forward_pass(const struct attention *attention, const struct attention_params *p) {
     using shape = fa3_forward_shape<D>;
@@ -538,7 +544,8 @@ static enum status fa3_forward_pass(const struct attention *attention, const str
     a.heads = (int)p->heads, a.group = (int)(p->heads / p->kv_heads);
     a.scale = (float)p->scale, a.causal = p->causal;
     a.tiles = (int)(blocks * heads);
-    a.order = order_blocks(blocks, heads, 4 * p->seqlen_k * D / a.group + 1, p->causal ? 2 : 1);
+    a.order =
+        order_blocks(blocks, heads, 4 * p->seqlen_k * D / a.group + 1, p->causal ? FA3_GROUPS_AT_END : 1);
     return launch("fa3 forward", fa3_forward_kernel<TYPE, D>, min_i64(a.tiles, attention->multiprocessors),
         shape::THREADS, shape::SHARED_BYTES, p->stream, a);
 }
