@@ -76,9 +76,9 @@ struct block_order {
     int last_group; /* the head with which the last group begins: it has those that are left */
 
     __device__ __forceinline__ void find(unsigned index, int *block, int *head) const {
-        unsigned group = index / (unsigned)(together * blocks);
-        unsigned first = min(group * together, (unsigned)last_group), rest = index - first * blocks;
-        unsigned members = first == (unsigned)last_group ? heads - first : together;
+        unsigned end = (unsigned)(last_group * blocks), members = index < end ? together : heads - last_group;
+        unsigned first = index < end ? index / (unsigned)(together * blocks) * together : last_group;
+        unsigned rest = index - first * blocks;
         *block = (int)(rest / members);
         *head = (int)(first + rest % members);
     }
