@@ -77,8 +77,7 @@ int fa3_backward_head_dim(int64_t head_dim);
 
 /* Begins as fa2's: for heads with a backward pass of fa3's with one split and the head dimension of that pass. */
 struct fa3_workspace {
-    size_t
-        counters_offset; /* of what thread blocks have done: int [1 + batch heads (row blocks + 1)], or more */
+    size_t counters_offset; /* int [1 + batch heads (row blocks + 1)] or more: what thread blocks have done */
     size_t counters_bytes;
     size_t bytes;
 };
