@@ -90,7 +90,7 @@ done
 
 row() { # row WHO NAME
     echo "$(median "$folder/$2.ms") $(median "$folder/$2.tflops") $slowest" | awk -v who="$1" \
-        '{ printf "| %s | %.1f | %.4g | %.1f%% |\n", who, $1, $2, 100 * $3 / $1 }'
+        '{ printf "| %s | %.4g | %.4g | %.1f%% |\n", who, $1, $2, 100 * $3 / $1 }'
 }
 slowest=$(for rank in $(seq 0 $((ranks - 1))); do median "$folder/$rank.ms"; done | sort -g | tail -n 1)
 echo "| GPUs | ms a step | TFLOP/s a GPU | of the slowest alone |"

@@ -67,7 +67,7 @@ scaling_table() { # the shares are those of the times, the slowest GPU's alone b
             END {
                 slowest = ms[3] > ms[4] ? ms[3] : ms[4]
                 for (row in ms) {
-                    wrong += !(ms[row] > 0) || sqrt((share[row] / 100 - slowest / ms[row]) ^ 2) > 0.1 * slowest / ms[row]
+                    wrong += !(ms[row] > 0) || sqrt((share[row] / 100 - slowest / ms[row]) ^ 2) > 0.01 * slowest / ms[row]
                 }
                 exit !(who == "3 alone,5 alone,2 together," && !wrong)
             }' "$folder/out"
