@@ -13,6 +13,7 @@
      FLASHGPT_REPEATS=N         runs of the tests of bitwise equality (50)
      FLASHGPT_LONG=1            fa1 with 64k and 256k queries and keys as well: minutes */
 #include "attention/check_rows.cuh"
+#include "attention/kernel.h"
 #include "test/test.h"
 
 #include <cuda_bf16.h>
@@ -270,8 +271,22 @@ static void fetch_results(struct problem *p) {
         cudaMemcpy(p->image, p->memory, (size_t)p->elements * sizeof(uint16_t), cudaMemcpyDeviceToHost));
 }
 
-/* Working memory for these sizes, poisoned: always that of the standard kernel, since initcheck does not see what cuBLAS
-   writes by bulk copies. */
+/* Poison is NaN in every type: what is read before it was written shows in the results. initcheck takes filled memory for
+   written, so it gets as little as can be, but it does not see what bulk copies write: all that cuBLAS uses, and fa3's
+   sums of dQ. */
+static void poison(
+    const char *kernel, const struct attention_params *sizes, void *memory, size_t bytes, bool is_saved) {
+    size_t from = 0, to = bytes;
+    if (is_set("FLASHGPT_UNPOISONED") && strcmp(kernel, "standard") != 0) {
+        bool bulk =
+            strcmp(kernel, "fa3") == 0 && !is_saved && sizes->head_dim <= FA3_LARGEST_BACKWARD_HEAD_DIM;
+        from = bulk ? fa2_workspace(sizes).dq_offset : 0;
+        to = bulk ? fa3_workspace(sizes).counters_offset : 0;
+    }
+    CUDA_MUST(cudaMemset((char *)memory + from, 0xFF, to - from));
+}
+
+/* Working memory for these sizes. */
 static void make_working_memory(struct problem *p, const char *name, const struct attention_params *sizes) {
     size_t bytes[] = {attention_saved_bytes(name, sizes), attention_workspace_bytes(name, sizes)};
     void **memory[] = {&p->saved, &p->workspace};
@@ -280,9 +295,7 @@ static void make_working_memory(struct problem *p, const char *name, const struc
         *memory[i] = NULL;
         if (bytes[i] > 0) {
             CUDA_MUST(cudaMalloc(memory[i], bytes[i]));
-        }
-        if (bytes[i] > 0 && (!is_set("FLASHGPT_UNPOISONED") || strcmp(name, "standard") == 0)) {
-            CUDA_MUST(cudaMemset(*memory[i], 0xFF, bytes[i]));
+            poison(name, sizes, *memory[i], bytes[i], i == 0);
         }
     }
 }
