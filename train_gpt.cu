@@ -1305,7 +1305,8 @@ int main(int argc, char **argv) {
         }
         const double grace_seconds = 5.0;
         bool supervised = run.options.max_restarts > 0;
-        code = run.place.ranks > 0 ? launch_placed(&run.place, supervised, grace_seconds, rank_main, &run)
+        code = run.place.ranks > 0 ? launch_placed(&run.place, supervised, run.options.comm_timeout,
+                                         grace_seconds, rank_main, &run)
                                    : launch_local((int)run.options.ranks, supervised, (size_t)4 << 20,
                                          grace_seconds, rank_main, &run);
         if (!worth_a_restart(code) || restarts == run.options.max_restarts || run.options.dry_run) {

@@ -1,7 +1,8 @@
 /* Starting ranks on this machine, watching over them, and the signals that stop a run.
 
    The supervisor forks the ranks, then only waits: for a rank's end (SIGCHLD), for a stop signal, for the
-   end of the grace that ranks have once one has failed. Its signals are blocked except while it sleeps in
+   end of the grace that ranks have once one has failed. Ranks forked side by side tell it who is late; the one
+   rank of a place has its peers elsewhere, so of that one it sees for itself whether it stands still. Its signals are blocked except while it sleeps in
    pselect, so that none is missed between looking and sleeping. Ranks are forked with the handlers of the
    stop signals in place: however early one comes, it is caught. */
 #include "launch.h"
@@ -177,6 +178,10 @@ struct supervisor {
     int *ending;                      /* waitpid's status */
     bool failed;
     double kill_time; /* when the ranks that still run are killed; INFINITY: no such plan */
+    /* of the place's rank, which a signal may stop: */
+    double timeout_seconds; /* after so long it is late, as it is for its peers */
+    bool stopped;
+    double stopped_seconds, last_look;
 };
 
 static void signal_ranks(const struct supervisor *s, int number) {
@@ -273,10 +278,27 @@ static void begin_end(struct supervisor *s, int rank, int ending) {
     s->kill_time = time_seconds() + s->grace_seconds;
 }
 
+static void note_stop(struct supervisor *s, bool stopped) {
+    s->stopped = stopped;
+    s->stopped_seconds = 0;
+    s->last_look = time_seconds();
+}
+
+static bool has_ended(struct supervisor *s, int rank, int *ending) {
+    int of_interest = s->place != NULL ? WNOHANG | WUNTRACED | WCONTINUED : WNOHANG;
+    while (s->process[rank] != 0 && waitpid(s->process[rank], ending, of_interest) == s->process[rank]) {
+        if (WIFEXITED(*ending) || WIFSIGNALED(*ending)) {
+            return true;
+        }
+        note_stop(s, WIFSTOPPED(*ending));
+    }
+    return false;
+}
+
 static void reap_ranks(struct supervisor *s) {
     for (int rank = 0; rank < s->ranks; rank++) {
         int ending;
-        if (s->process[rank] == 0 || waitpid(s->process[rank], &ending, WNOHANG) != s->process[rank]) {
+        if (!has_ended(s, rank, &ending)) {
             continue;
         }
         s->process[rank] = 0;
@@ -288,17 +310,32 @@ static void reap_ranks(struct supervisor *s) {
     }
 }
 
+/* Time in which this process was stopped, too, as under Ctrl-Z, does not count. */
+static void judge_stopped_rank(struct supervisor *s) {
+    if (!s->stopped || s->failed) {
+        return;
+    }
+    s->stopped_seconds += comm_seconds_waited(&s->last_look);
+    if (s->stopped_seconds >= s->timeout_seconds) {
+        struct comm_loss late = {COMM_LOSS_LATE, 0, s->timeout_seconds};
+        comm_shared_memory_mark_lost(s->memory, late);
+        begin_end(s, 0, 0);
+    }
+}
+
 static void sleep_until_signal(const struct supervisor *s) {
+    static const double LOOK_SECONDS = 0.1; /* at a rank that stands still */
+    double wake_time = s->stopped ? fmin(s->kill_time, time_seconds() + LOOK_SECONDS) : s->kill_time;
     sigset_t open = s->signals_before.mask;
     for (int i = 0; i < STOP_SIGNALS; i++) {
         sigdelset(&open, stop_signals[i]);
     }
     sigdelset(&open, SIGCHLD);
-    if (isinf(s->kill_time)) {
+    if (isinf(wake_time)) {
         pselect(0, NULL, NULL, NULL, NULL, &open);
         return;
     }
-    double seconds = fmax(s->kill_time - time_seconds(), 0);
+    double seconds = fmax(wake_time - time_seconds(), 0);
     struct timespec left = {(time_t)seconds, (long)(fmod(seconds, 1) * 1e9)};
     pselect(0, NULL, NULL, NULL, &left, &open);
 }
@@ -316,6 +353,7 @@ static void supervise(struct supervisor *s) {
             s->failed = true;
             s->kill_time = 0;
         }
+        judge_stopped_rank(s);
         if (time_seconds() >= s->kill_time) {
             signal_ranks(s, SIGKILL);
             s->kill_time = INFINITY;
@@ -386,12 +424,13 @@ int launch_local(int ranks, bool supervised, size_t window_bytes, double grace_s
     return run_supervised(&s, window_bytes, main_function, context);
 }
 
-int launch_placed(const struct launch_place *place, bool supervised, double grace_seconds,
-    launch_main main_function, void *context) {
+int launch_placed(const struct launch_place *place, bool supervised, double timeout_seconds,
+    double grace_seconds, launch_main main_function, void *context) {
     if (!supervised) {
         struct launch_rank self = placed_rank(place, NULL);
         return main_function(&self, context);
     }
-    struct supervisor s = {.grace_seconds = grace_seconds, .ranks = 1, .place = place};
+    struct supervisor s = {
+        .grace_seconds = grace_seconds, .ranks = 1, .place = place, .timeout_seconds = timeout_seconds};
     return run_supervised(&s, 0, main_function, context);
 }

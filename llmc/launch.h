@@ -55,9 +55,9 @@ int launch_local(int ranks, bool supervised, size_t window_bytes, double grace_s
     launch_main main_function, void *context);
 
 /* Runs main_function as the rank that the place says; with `supervised` in a process that is forked and watched, as
-   above. */
-int launch_placed(const struct launch_place *place, bool supervised, double grace_seconds,
-    launch_main main_function, void *context);
+   above. One that a signal has stopped is late after timeout_seconds: its peers, elsewhere, can only give it up. */
+int launch_placed(const struct launch_place *place, bool supervised, double timeout_seconds,
+    double grace_seconds, launch_main main_function, void *context);
 
 /* Called by a rank when it begins a step: what its supervisor says of its end names the step. */
 void launch_note_step(const struct launch_rank *rank, int64_t step);

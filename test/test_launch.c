@@ -28,7 +28,9 @@ struct run {
     struct board *board;
     pid_t supervisor;
     bool on_terminal; /* its stderr is one, not a pipe */
-    int errors;       /* read end of its stderr; at its end when the last of its processes is gone */
+    const struct launch_place
+        *place; /* of the one rank, then supervised; NULL: ranks are forked side by side */
+    int errors; /* read end of its stderr; at its end when the last of its processes is gone */
     char text[2048];
     int ending;
     double seconds; /* from run_start to the end of all its processes */
@@ -58,7 +60,9 @@ static void run_start_with_timeout(
         dup2(ends[1], STDERR_FILENO);
         close(ends[1]);
         run->board->supervisor = getpid();
-        _exit(launch_local(ranks, false, 1 << 16, grace_seconds, work, run->board));
+        _exit(run->place != NULL
+                  ? launch_placed(run->place, true, timeout_seconds, grace_seconds, work, run->board)
+                  : launch_local(ranks, false, 1 << 16, grace_seconds, work, run->board));
     }
     close(ends[1]);
     run->errors = ends[0];
@@ -196,7 +200,7 @@ static void a_rank_of_the_environment_runs_alone_under_its_own_number(void) {
     struct launch_place p = place(3);
     for (int supervised = 0; supervised < 2; supervised++) {
         bool context = supervised == 1;
-        EXPECT(launch_placed(&p, context, 1, is_placed, &context) == 42);
+        EXPECT(launch_placed(&p, context, 60, 1, is_placed, &context) == 42);
     }
 }
 
@@ -207,22 +211,56 @@ static int die_in_step_12(const struct launch_rank *rank, void *context) {
     return 0;
 }
 static void a_supervised_rank_that_dies_is_named_by_its_own_number_and_step(void) {
-    int ends[2];
-    char text[300] = "";
-    EXPECT(pipe(ends) == 0);
-    fflush(stdout);
-    pid_t process = fork();
-    if (process == 0) {
-        struct launch_place p = place(3);
-        dup2(ends[1], STDERR_FILENO);
-        _exit(launch_placed(&p, true, 1, die_in_step_12, NULL));
+    struct launch_place p = place(3);
+    struct run run = {.place = &p};
+    run_start(&run, 1, 1, die_in_step_12, FAULT_NONE);
+    run_wait(&run);
+    EXPECT(exit_code(&run) == 128 + SIGKILL);
+    EXPECT_CONTAINS(run.text, "train_gpt: rank 3 was killed by signal 9 (Killed) in step 12, as");
+}
+
+static int work_in_step_12(const struct launch_rank *rank, void *context) {
+    struct board *board = context;
+    launch_note_step(rank, 12);
+    board->process[0] = getpid();
+    board->started[0] = 1;
+    while (launch_signal_caught() == 0) {
+        usleep(1000);
     }
-    int ending;
-    close(ends[1]);
-    EXPECT(waitpid(process, &ending, 0) == process && WEXITSTATUS(ending) == 128 + SIGKILL);
-    EXPECT(read(ends[0], text, sizeof text - 1) > 0);
-    close(ends[0]);
-    EXPECT_CONTAINS(text, "train_gpt: rank 3 was killed by signal 9 (Killed) in step 12, as");
+    return 0;
+}
+
+static void a_supervised_rank_that_is_stopped_is_late_after_the_timeout(void) {
+    struct launch_place p = place(3);
+    struct run run = {.place = &p};
+    run_start_with_timeout(&run, 1, 30, work_in_step_12, FAULT_NONE, 1);
+    wait_for_ranks(&run, 1);
+    double stopped = time_seconds();
+    kill(run.board->process[0], SIGSTOP);
+    run_wait(&run);
+    EXPECT(exit_code(&run) == STATUS_PEER_LOST);
+    EXPECT_STRING(run.text, "train_gpt: rank 3 did not arrive within 1 s in step 12; ended the run\n");
+    EXPECT(time_seconds() - stopped > 0.9 && time_seconds() - stopped < 8);
+}
+
+/* Of 2 s three times 1.2; then 2.5 s together with its supervisor, as under Ctrl-Z and fg. */
+static void a_supervised_rank_that_is_continued_within_the_timeout_works_on(void) {
+    struct launch_place p = place(3);
+    struct run run = {.place = &p};
+    run_start_with_timeout(&run, 1, 30, work_in_step_12, FAULT_NONE, 2);
+    wait_for_ranks(&run, 1);
+    for (int i = 0; i < 4; i++) {
+        pid_t stopped = i < 3 ? run.board->process[0] : -run.supervisor;
+        kill(stopped, SIGSTOP);
+        usleep(i < 3 ? 1200000 : 2500000);
+        kill(stopped, SIGCONT);
+        usleep(50000);
+    }
+    EXPECT(!run_ended(&run));
+    kill(run.supervisor, SIGTERM);
+    run_wait(&run);
+    EXPECT(exit_code(&run) == 0);
+    EXPECT_STRING(run.text, "");
 }
 
 /* ---- what the environment says ---- */
@@ -641,6 +679,8 @@ int main(void) {
     signal(SIGHUP, SIG_DFL); /* also where the tests themselves run under nohup */
     RUN(a_rank_of_the_environment_runs_alone_under_its_own_number);
     RUN(a_supervised_rank_that_dies_is_named_by_its_own_number_and_step);
+    RUN(a_supervised_rank_that_is_stopped_is_late_after_the_timeout);
+    RUN(a_supervised_rank_that_is_continued_within_the_timeout_works_on);
     RUN(launchers_are_understood);
     RUN(without_a_launcher_or_alone_the_environment_says_nothing);
     RUN(an_environment_that_makes_no_sense_is_refused_by_the_variables_name);

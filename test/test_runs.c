@@ -413,14 +413,14 @@ static void ranks_killed_stopped_or_delayed_at_50_random_moments_lose_nothing(vo
     disturb_runs("ranks", strike_a_rank, more);
 }
 
-/* Kills a rank that the end of the run cannot do without: it is held still first, so that what was looked at is still so
-   when it dies. */
-static bool kill_midway(const char *run_dir, pid_t process) {
+/* Kills a rank, or leaves it stopped, that the end of the run cannot do without: it is held still first, so that what was
+   looked at is still so when it is struck. */
+static bool strike_midway(const char *run_dir, pid_t process, int signal) {
     if (process <= 0 || kill(process, SIGSTOP) != 0) {
         return false;
     }
     bool midway = saved_step(run_dir) < STEPS - 1;
-    kill(process, midway ? SIGKILL : SIGCONT);
+    kill(process, midway ? signal : SIGCONT);
     return midway;
 }
 
@@ -445,7 +445,7 @@ static void a_run_restarts_by_itself_when_its_ranks_are_killed(void) {
         trainer_start(&t, run_dir, more);
         while (kills < KILLS && !trainer_ended(&t)) {
             wait_or_end(&t, draw(&index) * longest_seconds);
-            kills += kill_midway(run_dir, find_rank(&t, draw(&index) < 0.5 ? 0 : 1, 2));
+            kills += strike_midway(run_dir, find_rank(&t, draw(&index) < 0.5 ? 0 : 1, 2), SIGKILL);
         }
         EXPECT(trainer_wait(&t));
         EXPECT(t.ending == 0);
@@ -472,7 +472,7 @@ static void a_single_rank_that_is_killed_is_restarted_too(void) {
         trainer_start(&t, run_dir, more);
         while (!killed && !trainer_ended(&t)) {
             usleep(500);
-            killed = saved_step(run_dir) >= 2 && kill_midway(run_dir, find_rank(&t, 0, 1));
+            killed = saved_step(run_dir) >= 2 && strike_midway(run_dir, find_rank(&t, 0, 1), SIGKILL);
         }
         EXPECT(trainer_wait(&t));
         EXPECT(t.ending == 0);
@@ -640,40 +640,40 @@ static void ranks_started_one_by_one_train_as_those_forked(void) {
     free_outcome(&reference);
 }
 
-static void ranks_started_one_by_one_restart_when_any_of_them_is_killed(void) {
+static void ranks_started_one_by_one_restart_when_any_of_them_is_killed_or_hangs(void) {
     static const char *const calm[] = {"--micro-batch", "4", "--checkpoint-every", "1", "--ranks", "2", NULL};
-    static const char *const more[] = {
-        "--micro-batch", "4", "--checkpoint-every", "1", "--max-restarts", "100", NULL};
-    enum { KILLS = 6 };
+    static const char *const more[] = {"--micro-batch", "4", "--checkpoint-every", "1", "--max-restarts",
+        "100", "--comm-timeout", "3", NULL};
+    enum { STRIKES = 8 }; /* either rank killed and stopped, twice */
     char run_dir[PATH_BYTES];
     struct outcome reference;
     struct trainer ranks[2];
-    uint64_t index = 0;
     snprintf(run_dir, sizeof run_dir, "%s/restarts-placed-reference", folder);
     run_to_end(run_dir, calm);
     read_outcome(&reference, run_dir);
-    int holder, port = hold_port(&holder), kills = 0, runs = 0;
-    while (test_failures_in_this_ == 0 && kills < KILLS) {
-        int kills_before = kills;
+    int holder, port = hold_port(&holder), strikes = 0, runs = 0;
+    while (test_failures_in_this_ == 0 && strikes < STRIKES) {
+        int strikes_before = strikes;
         snprintf(run_dir, sizeof run_dir, "%s/restarts-placed-%d", folder, runs++);
         for (int rank = 0; rank < 2; rank++) {
             rank_start(&ranks[rank], rank, port, run_dir, more);
         }
-        while (kills < KILLS && !trainer_ended(&ranks[0])) {
+        while (strikes < STRIKES && !trainer_ended(&ranks[0])) {
             int before = saved_step(run_dir);
-            for (int i = 0; i < 2000 && saved_step(run_dir) == before && !trainer_ended(&ranks[0]); i++) {
+            for (int i = 0; i < 20000 && saved_step(run_dir) == before && !trainer_ended(&ranks[0]); i++) {
                 usleep(1000); /* until they have met again */
             }
-            kills += kill_midway(run_dir, find_rank(&ranks[draw(&index) < 0.5 ? 0 : 1], 0, 1));
+            pid_t struck = find_rank(&ranks[strikes % 2], 0, 1);
+            strikes += strike_midway(run_dir, struck, strikes / 2 % 2 ? SIGSTOP : SIGKILL);
         }
         for (int rank = 0; rank < 2; rank++) {
             EXPECT(trainer_wait(&ranks[rank]));
             EXPECT(ranks[rank].ending == 0);
-            EXPECT((strstr(ranks[rank].text, "restart 1 of 100") != NULL) == (kills > kills_before));
+            EXPECT((strstr(ranks[rank].text, "restart 1 of 100") != NULL) == (strikes > strikes_before));
         }
         finish_run(run_dir, &reference);
     }
-    printf("    %d kills in %d runs, seed %llu\n", kills, runs, (unsigned long long)seed);
+    printf("    %d strikes in %d runs\n", strikes, runs);
     close(holder);
     free_outcome(&reference);
 }
@@ -879,7 +879,7 @@ int main(void) {
     RUN(a_run_whose_reader_takes_a_pause_goes_on);
     RUN(a_rank_that_keeps_the_others_waiting_is_named_in_the_log);
     RUN(ranks_started_one_by_one_train_as_those_forked);
-    RUN(ranks_started_one_by_one_restart_when_any_of_them_is_killed);
+    RUN(ranks_started_one_by_one_restart_when_any_of_them_is_killed_or_hangs);
     RUN(a_rank_started_with_other_options_ends_both_with_a_line);
     RUN(ranks_that_do_not_share_the_runs_folder_are_refused_at_the_start);
     RUN(ranks_that_find_other_data_are_refused_at_the_start);
