@@ -101,7 +101,7 @@ done
 # ---- faults ----
 
 small="--train-data synthetic --layers 2 --channels 256 --heads 4 --seq-len 128 --vocab-size 1000 --micro-batch 4
-    --device cuda --quiet --ranks 2 --comm-timeout 4 --checkpoint-every 0"
+    --device cuda --quiet"
 children() { # of process $1, in the order in which they were born
     cat "/proc/$1/task/$1/children"
 }
@@ -109,7 +109,7 @@ strike() { # strike RUN SIGNAL OPTIONS...: signals rank 1 in its 15th step or la
     strike_run=$1
     strike_signal=$2
     shift 2
-    timeout 60 "$train_gpt" --run-dir "$folder/$strike_run" $small "$@" 2>"$folder/err" &
+    timeout 60 "$train_gpt" --run-dir "$folder/$strike_run" $small --ranks 2 --comm-timeout 4 "$@" 2>"$folder/err" &
     supervisor=$!
     tries=0
     until [ "$(values "$strike_run" loss 2>/dev/null | wc -l)" -ge 15 ] || [ $tries -ge 300 ]; do
@@ -124,16 +124,38 @@ strike() { # strike RUN SIGNAL OPTIONS...: signals rank 1 in its 15th step or la
     code=$?
     seconds=$((($(date +%s%N) - struck) / 1000000000))
 }
-strike killed KILL --steps 1000000
+strike killed KILL --steps 1000000 --checkpoint-every 0
 check "a rank that is killed ends the run" [ $code -eq 137 ]
 check "within seconds" [ $seconds -lt 8 ]
 check "and is named with its step" grep -q 'rank 1 was killed by signal 9 (Killed) in step [0-9]' "$folder/err"
-strike stopped STOP --steps 1000000
+strike stopped STOP --steps 1000000 --checkpoint-every 0
 check "a rank that hangs ends the run" [ $code -eq 3 ]
 check "within the timeout" [ $seconds -lt 14 ]
 check "and is named with its step" grep -q 'rank 1 did not arrive within 4 s in step [0-9]' "$folder/err"
 strike restarted KILL --steps 400 --max-restarts 1 --checkpoint-every 10
 check "a run whose rank was killed starts again and ends well" [ $code -eq 0 ]
 check "from its newest checkpoint" sh -c "values=\$(grep -c '\"type\":\"step\"' '$folder/restarted/log.jsonl'); [ \$values -eq 400 ]"
+
+# ranks started one by one have nobody beside them: the supervisor of each sees for itself that it hangs
+hang_port=$((port + 1))
+placed() { # placed RANK
+    RANK=$1 WORLD_SIZE=2 LOCAL_RANK=$1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$hang_port \
+        FLASHGPT_TOKEN=$$ exec timeout 90 "$train_gpt" --run-dir "$folder/hung" $small --steps 400 \
+        --comm-timeout 10 --max-restarts 1 --checkpoint-every 10 2>"$folder/err$1"
+}
+placed 0 &
+first=$!
+placed 1 &
+second=$!
+tries=0
+until [ "$(values hung loss 2>/dev/null | wc -l)" -ge 15 ] || [ $tries -ge 300 ]; do
+    sleep 0.1
+    tries=$((tries + 1))
+done
+kill -STOP $(children $(children $first)) # timeout's child is the supervisor, whose child is rank 0
+check "a rank started alone that hangs is restarted" wait $first
+check "and the other with it" wait $second
+check "it is named" grep -q 'rank 0 did not arrive within 10 s in step [0-9]' "$folder/err0"
+check "and the run comes to its end" [ "$(values hung loss | wc -l)" -eq 400 ]
 
 finish
