@@ -4,6 +4,10 @@
 #
 #     make attention-registers                         scripts/attention_registers.sh BUILD_DIR
 set -eu
+here=$(dirname "$0")
+. "$here/checks.sh"
+[ $# -eq 1 ] || usage "BUILD_DIR, such as: make attention-registers"
+[ -e "$1/attention/standard.ptxas" ] || fail "no $1/attention/standard.ptxas: build the kernels there with make, where nvcc is"
 # a kernel's report: its name and architecture, its stack and spills, its registers; kernels for other generations than
 # the one compiled for are empty and use few
 awk '
@@ -19,7 +23,7 @@ awk '
             failed = failed || bad
         }
     }
-    END { exit failed || kernels == 0 }' "${1:?usage: attention_registers.sh BUILD_DIR}"/attention/standard.ptxas "$1"/attention/fa*.ptxas >"$1/registers" ||
+    END { exit failed || kernels == 0 }' "$1"/attention/standard.ptxas "$1"/attention/fa*.ptxas >"$1/registers" ||
     status=1
 c++filt <"$1/registers" | sed 's/(dtype)2/bf16/; s/(dtype)3/fp16/'
 exit ${status:-0}

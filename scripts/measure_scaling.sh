@@ -8,53 +8,62 @@
 #     TURNS=3 STEPS=20 scripts/measure_scaling.sh 8 32768 --model gpt3-2.7b --micro-batch 4
 #
 # A turn is STEPS steps (default 10) after 3 that do not count; the table has medians over all turns (default 2). GPUs are
-# those of CUDA_VISIBLE_DEVICES, or 0, 1, ...
+# those of CUDA_VISIBLE_DEVICES, or 0, 1, ... Before the first turn a dry run on one GPU and the plan of all of them tell
+# what is wrong with the options, once.
 set -eu
-trainer=${FLASHGPT_TRAINER:-$(dirname "$0")/../train_gpt}
+export LC_ALL=C # times with decimal points
+here=$(dirname "$0")
+. "$here/checks.sh"
+[ $# -ge 2 ] || usage "RANKS TOKENS [OPTIONS OF train_gpt], such as: $0 2 65536 --model gpt3-1.3b --micro-batch 16"
+ranks=$1
+tokens=$2
 turns=${TURNS:-2}
 steps=${STEPS:-10}
 warmup=3
-
-fail() {
-    echo "$0: $1" >&2
-    exit 1
-}
-
-count() { # count NAME VALUE: refuses what is not a whole number from 1
-    case $2 in
-    '' | *[!0-9]* | 0*) fail "$1 is a whole number from 1, not '$2'" ;;
-    esac
-}
-
-if [ $# -lt 2 ]; then
-    sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "$0" >&2
-    exit 2
-fi
-count RANKS "$1"
-count TOKENS "$2"
-count TURNS "$turns"
-count STEPS "$steps"
-command -v "$trainer" >/dev/null || fail "no $trainer: build it with make, or name it in FLASHGPT_TRAINER"
-ranks=$1
-tokens=$2
 shift 2
-gpus=${CUDA_VISIBLE_DEVICES:-$(seq -s , 0 $((ranks - 1)))}
+whole RANKS "$ranks" 1 4096
+whole TOKENS "$tokens" 1 999999999
+whole TURNS "$turns" 1 1000
+whole STEPS "$steps" 1 1000000
+for option in "$@"; do
+    case ${option%%=*} in
+    --steps | --epochs) fail "$option: this script sets the steps; write STEPS=N in front of it" ;;
+    --ranks | --global-batch) fail "$option: this script sets it; its first two arguments are RANKS and TOKENS" ;;
+    --run-dir | --resume) fail "$option: the runs that are measured leave nothing behind; leave it out" ;;
+    --plan | --gpu | --dry-run | --help | -h | --info | --generate | --evaluate | --export)
+        fail "$option: does not train, and training is what is measured; leave it out"
+        ;;
+    esac
+done
+find_trainer
+gpus=${CUDA_VISIBLE_DEVICES-$(seq -s , 0 $((ranks - 1)))}
+gpus=$(printf %s "$gpus" | tr -d ' ' | cut -d , -f "-$ranks")
+# as CUDA reads it, the list ends at an empty name
+if [ "$(printf %s "$gpus" | tr , '\n' | sed '/^$/,$d' | sort -u | wc -l)" -ne "$ranks" ]; then
+    fail "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES does not begin with $ranks different GPUs: name one for each of RANKS"
+fi
 folder=$(mktemp -d)
 started=
-trap 'kill $started 2>/dev/null && wait; rm -rf "$folder"' EXIT
+trap 'kill -KILL $started 2>/dev/null && wait; rm -rf "$folder"' EXIT
 trap 'exit 1' INT TERM HUP
 
 gpu() { # gpu RANK: as CUDA_VISIBLE_DEVICES names it
     echo "$gpus" | cut -d , -f $(($1 + 1))
 }
 
-train() { # train NAME GPUS OPTION...: starts a turn in the background
-    name=$1
-    visible=$2
+train() { # train GPUS RANKS OPTION...: instead of the shell that calls it
+    visible=$1
+    together=$2
     shift 2
+    CUDA_VISIBLE_DEVICES=$visible exec "$trainer" --device cuda --train-data synthetic --eval-every 0 \
+        --checkpoint-every 0 --steps $((warmup + steps)) --ranks "$together" --global-batch $((together * tokens)) "$@" --quiet >/dev/null
+}
+
+start() { # start NAME GPUS RANKS OPTION...: a turn in the background
+    name=$1
+    shift
     rm -rf "$folder/run-$name"
-    CUDA_VISIBLE_DEVICES=$visible "$trainer" --train-data synthetic --eval-every 0 --checkpoint-every 0 \
-        --steps $((warmup + steps)) "$@" --quiet --run-dir "$folder/run-$name" &
+    train "$@" --run-dir "$folder/run-$name" &
     started="$started $!"
 }
 
@@ -66,9 +75,13 @@ ended() { # ended WHAT: waits for the runs that have started
 }
 
 note() { # note NAME: the times of its turn's steps go to NAME.ms, their TFLOP/s a GPU to NAME.tflops
+    sed -n '/"type":"step"/p' "$folder/run-$1/log.jsonl" >"$folder/steps" 2>/dev/null || true
+    logged=$(wc -l <"$folder/steps")
+    if [ "$logged" -ne $((warmup + steps)) ]; then
+        fail "a run took $logged steps instead of $((warmup + steps)): leave out what ends it early, in --config as well"
+    fi
     for key in ms tflops; do
-        sed -n "s/.*\"type\":\"step\".*\"$key\":\([^,]*\),.*/\1/p" "$folder/run-$1/log.jsonl" |
-            tail -n "$steps" >>"$folder/$1.$key"
+        sed "s/.*\"$key\":\([^,]*\),.*/\1/" "$folder/steps" | tail -n "$steps" >>"$folder/$1.$key"
     done
 }
 
@@ -76,12 +89,14 @@ median() {
     sort -g "$1" | awk '{ x[NR] = $1 } END { print (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2 }'
 }
 
+(train "$(gpu 0)" 1 "$@" --dry-run)
+(train "$gpus" "$ranks" "$@" --plan)
 for turn in $(seq "$turns"); do
     for rank in $(seq 0 $((ranks - 1))); do
-        train "$rank" "$(gpu "$rank")" --ranks 1 --global-batch "$tokens" "$@"
+        start "$rank" "$(gpu "$rank")" 1 "$@"
     done
     ended "a run of one GPU"
-    train all "$gpus" --ranks "$ranks" --global-batch $((ranks * tokens)) "$@"
+    start all "$gpus" "$ranks" "$@"
     ended "the run of $ranks ranks"
     for name in $(seq 0 $((ranks - 1))) all; do
         note "$name"

@@ -7,9 +7,13 @@
 #   torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1 --no-python \
 #       scripts/run_machines.sh gpt3-2.7b 8192 --train-data ... --run-dir ...
 set -eu
-. "$(dirname "$0")/run_settings.sh"
+here=$(dirname "$0")
+. "$here/run_settings.sh"
 gpus=${GPUS:-8}
 machines=${MACHINES:-2}
+whole GPUS "$gpus" 1 $most_ranks
+whole MACHINES "$machines" 1 $most_ranks
+whole "GPUS x MACHINES" $((gpus * machines)) 1 $most_ranks
 if [ -n "$dry_run" ]; then
     print_plans $((gpus * machines)) "$@"
     exit
@@ -17,9 +21,13 @@ fi
 if [ -n "${RANK:-}" ]; then
     exec "$trainer" $settings "$@"
 fi
-export MASTER_ADDR="${MASTER_ADDR:?is to be the first machine}" MASTER_PORT="${MASTER_PORT:-29500}"
+whole MACHINE "${MACHINE:-}" 0 $((machines - 1))
+[ -n "${MASTER_ADDR:-}" ] || fail "no MASTER_ADDR: set it to the address of machine 0"
+export MASTER_ADDR MASTER_PORT="${MASTER_PORT:-29500}"
+whole MASTER_PORT "$MASTER_PORT" 1 65535
 export WORLD_SIZE=$((gpus * machines)) LOCAL_WORLD_SIZE="$gpus"
-first=$((${MACHINE:?is to be this machine\'s number} * gpus))
+(export RANK=0 LOCAL_RANK=0 && check_options "$@")
+first=$((MACHINE * gpus))
 
 # A signal for this script is for its ranks; the first failure is the script's, and ends the others soon.
 ranks=

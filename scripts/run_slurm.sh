@@ -15,8 +15,12 @@ set -eu
 here=scripts
 [ -e "$here/run_settings.sh" ] || here=$(dirname "$0")
 . "$here/run_settings.sh"
+tasks=${SLURM_NTASKS:-16}
+whole SLURM_NTASKS "$tasks" 1 $most_ranks
 if [ -n "$dry_run" ]; then
-    print_plans "${SLURM_NTASKS:-16}" "$@"
+    print_plans "$tasks" "$@"
     exit
 fi
+program srun "submit this script with sbatch, on a machine that has Slurm"
+check_options --ranks "$tasks" "$@"
 exec srun --kill-on-bad-exit=1 "$trainer" $settings --resume "$@"

@@ -9,6 +9,19 @@
 # racecheck's filters on, these kernels crash.)
 export FLASHGPT_SMALL=1 OMP_WAIT_POLICY=passive
 PATH=$PATH:/usr/local/cuda/bin
+here=$(dirname "$0")
+. "$here/checks.sh"
+[ $# -ge 1 ] || usage "TEST..., such as: make sanitize-gpu"
+for tool in ${TOOLS:-}; do
+    case $tool in
+    memcheck | racecheck | initcheck | synccheck) ;;
+    *) fail "TOOLS are memcheck, racecheck, initcheck, synccheck, not '$tool'" ;;
+    esac
+done
+program compute-sanitizer "it comes with CUDA; its folder is to be in PATH"
+for test in "$@"; do
+    program "$test" "build it with make gpu-tests"
+done
 foreign='nvjet|cublas|cutlass|xmma|gemm'
 passed=0
 failed=0

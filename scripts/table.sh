@@ -6,6 +6,9 @@
 #     scripts/table.sh [MORE OPTIONS OF measure_step.py]       such as --steps 10, or --torch cudnn for PyTorch beside it
 set -eu
 cd "$(dirname "$0")/.."
+. scripts/checks.sh
+program nvidia-smi "the table is measured on a GPU"
+program ./train_gpt "build it with make"
 kernels=standard,fa1,fa2
 if nvidia-smi --query-gpu=compute_cap --format=csv,noheader | grep -q '^9\.0' && ./train_gpt --help | grep fa3 >/dev/null; then
     kernels=$kernels,fa3

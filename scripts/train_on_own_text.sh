@@ -5,6 +5,10 @@
 # the ones below: scripts/train_on_own_text.sh --steps 50
 set -eu
 cd "$(dirname "$0")/.."
+. scripts/checks.sh
+prepare=${FLASHGPT_BUILD:-build}/prepare
+program "$prepare" "build it with make, or name its folder in FLASHGPT_BUILD"
+program ./train_gpt "build it with make"
 tokens=data/tokens/this-repository
 vocab_size=1024 # after as many steps, a byte of text costs a quarter less than with bytes as tokens
 
@@ -22,7 +26,7 @@ own_text() {
     done
 }
 
-own_text | "${FLASHGPT_BUILD:-build}/prepare" --out-dir "$tokens" --overwrite --val-fraction 0.1 \
+own_text | "$prepare" --out-dir "$tokens" --overwrite --val-fraction 0.1 \
     --train-bpe $vocab_size --files-from -
 
 # On a GPU the same minutes train a hundred times larger model.

@@ -10,10 +10,19 @@
 set -eu
 export LC_ALL=C # rates with decimal points
 cd "$(dirname "$0")/.."
-build=${1:?usage: tune_attention.sh BUILD_DIR WRITE HEAD_DIM...}
+. scripts/checks.sh
+[ $# -ge 3 ] || usage 'BUILD_DIR WRITE HEAD_DIM..., such as: make tune-attention HEAD_DIMS="64 128"'
+build=$1
 write=$2
 shift 2
+for dim in "$@"; do
+    whole HEAD_DIM "$dim" 8 256
+    [ $((dim % 8)) -eq 0 ] || fail "HEAD_DIM is a multiple of 8, not $dim"
+done
+[ -e "$build/attention/bench" ] || fail "no $build/attention/bench: build it with make bench-attention"
 NVCC=${NVCC:-nvcc}
+program "${NVCC%% *}" "name CUDA's compiler in NVCC"
+program nvidia-smi "tiles are tuned on the GPU that is there"
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
 arch=$(echo "$capability" | sed 's/^90$/90a/')
 case $capability in

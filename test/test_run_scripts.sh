@@ -19,15 +19,66 @@ for script in run_machine.sh run_machines.sh run_slurm.sh; do
     done
 done
 check "eight GPUs are planned for one machine" grep -q "one of 16 ranks" "$folder/plan"
-refused() {
-    ! scripts/run_machine.sh "$@" >"$folder/out" 2>&1 && grep -q "^usage: " "$folder/out"
+refused() { # refused MESSAGE COMMAND...: exit code 1, the message in the only line
+    message=$1
+    shift
+    code=0
+    "$@" >"$folder/out" 2>"$folder/err" || code=$?
+    cat "$folder/err"
+    [ $code -eq 1 ] && [ "$(wc -l <"$folder/err")" -eq 1 ] && grep -qF -- "$message" "$folder/err" && [ ! -s "$folder/out" ]
 }
-check "an unknown model is refused with the usage" refused gpt3-13b 2048 --dry-run
-check "an unknown length is refused with the usage" refused gpt3-1.3b 4096 --dry-run
+for script in run_machine.sh run_machines.sh run_slurm.sh; do
+    check "$script alone is answered with the usage" refused "usage: scripts/$script MODEL LENGTH " scripts/$script
+    check "$script refuses a model that it has no settings for" \
+        refused "MODEL is gpt3-1.3b or gpt3-2.7b, not 'gpt3-13b'" scripts/$script gpt3-13b 2048 --dry-run
+    check "$script refuses a length that it has no settings for" \
+        refused "LENGTH is 2048 or 8192, not '4096'" scripts/$script gpt3-1.3b 4096 --dry-run
+done
+for number in x 0 -1 08 2.5 "1 2" 4097 99999999999999999999; do
+    check "run_machine.sh refuses $number GPUs" \
+        refused "GPUS is a whole number from 1 to 4096, not '$number'" env GPUS="$number" scripts/run_machine.sh gpt3-1.3b 2048
+    check "run_machines.sh refuses $number GPUs" \
+        refused "GPUS is a whole number from 1 to 4096, not '$number'" env GPUS="$number" MACHINE=0 MASTER_ADDR=127.0.0.1 \
+        scripts/run_machines.sh gpt3-1.3b 2048
+    check "run_machines.sh refuses $number machines" \
+        refused "MACHINES is a whole number from 1 to 4096, not '$number'" env MACHINES="$number" MACHINE=0 \
+        MASTER_ADDR=127.0.0.1 scripts/run_machines.sh gpt3-1.3b 2048
+    check "run_slurm.sh refuses $number tasks" \
+        refused "SLURM_NTASKS is a whole number from 1 to 4096, not '$number'" env SLURM_NTASKS="$number" \
+        scripts/run_slurm.sh gpt3-1.3b 2048 --dry-run
+done
+machines() { # machines OPTION...: machine 0 of 2, unless variables are set
+    env MACHINES=2 GPUS=2 ${machine-MACHINE=0} MASTER_ADDR="${address-127.0.0.1}" MASTER_PORT="${port-29500}" \
+        scripts/run_machines.sh gpt3-1.3b 2048 "$@"
+}
+for number in x -1 2 00 1e0; do
+    machine=MACHINE=$number
+    check "machine $number of 2 is refused" refused "MACHINE is a whole number from 0 to 1, not '$number'" machines
+done
+machine=
+check "a missing MACHINE is told" refused "MACHINE is a whole number from 0 to 1, not ''" machines
+unset machine
+address=
+check "a missing MASTER_ADDR is told" refused "no MASTER_ADDR: set it to the address of machine 0" machines
+unset address
+port=65536
+check "a MASTER_PORT that is none is told" refused "MASTER_PORT is a whole number from 1 to 65535, not '65536'" machines
+unset port
+check "more ranks than there may be are refused" refused "GPUS x MACHINES is a whole number from 1 to 4096, not '8192'" \
+    env GPUS=4096 MACHINES=2 scripts/run_machines.sh gpt3-1.3b 2048 --dry-run
+check "ranks that all get a wrong option tell it once" refused "--bogus: no such option" machines --bogus
+check "and so other ranks than these" refused "--ranks 8, but the environment started 4" machines --ranks 8
+mkdir "$folder/slurm"
+printf '#!/bin/sh\necho started by srun >&2\nexit 1\n' >"$folder/slurm/srun"
+chmod +x "$folder/slurm/srun"
+check "so do Slurm's tasks" refused "--bogus: no such option" \
+    env PATH="$folder/slurm:$PATH" SLURM_NTASKS=4 scripts/run_slurm.sh gpt3-1.3b 2048 --bogus
+check "which srun starts" refused "started by srun" \
+    env PATH="$folder/slurm:$PATH" SLURM_NTASKS=4 scripts/run_slurm.sh gpt3-1.3b 2048
 
 from_another_folder() { # the trainer is the one beside the script
     mkdir -p "$folder/there/scripts"
-    cp scripts/run_machine.sh scripts/run_settings.sh "$folder/there/scripts"
+    cp scripts/run_machine.sh scripts/run_settings.sh scripts/checks.sh "$folder/there/scripts"
     printf '#!/bin/sh\necho "trains $2"\n' >"$folder/there/train_gpt"
     chmod +x "$folder/there/train_gpt"
     [ "$(cd "$folder" && env -u FLASHGPT_TRAINER there/scripts/run_machine.sh gpt3-1.3b 2048)" = "trains gpt3-1.3b" ]
@@ -57,29 +108,86 @@ one_fails() { # the folder holds a run
 check "a failure of the ranks is the script's" one_fails
 
 # measure_scaling.sh: two ranks alone and together
+unset CUDA_VISIBLE_DEVICES
 scaling() { # scaling MEASURE_SCALING_ARGUMENT...
-    STEPS=4 TURNS=2 scripts/measure_scaling.sh "$@" --model tiny --layers 1 --channels 32 --heads 2 --seq-len 32 \
-        --vocab-size 300 --micro-batch 2 --warmup-steps 2 --device cpu --threads 1 >"$folder/out" 2>"$folder/err"
+    env STEPS="${measured_steps-4}" TURNS="${turns-2}" scripts/measure_scaling.sh "$@"
 }
+small="--model tiny --layers 1 --channels 32 --heads 2 --seq-len 32 --vocab-size 300 --micro-batch 2 --warmup-steps 2
+    --device cpu --threads 1"
 scaling_table() { # the shares are those of the times, the slowest GPU's alone being 100%
-    CUDA_VISIBLE_DEVICES=3,5 scaling 2 256 && cat "$folder/out" && [ "$(wc -l <"$folder/out")" -eq 5 ] &&
-        awk -F ' *[|] *' 'NR > 2 { who = who $2 ","; ms[NR] = $3; share[NR] = $5 + 0 }
+    CUDA_VISIBLE_DEVICES=$1 scaling 2 256 $small >"$folder/out" && cat "$folder/out" && [ "$(wc -l <"$folder/out")" -eq 5 ] &&
+        awk -F ' *[|] *' -v names="$2" 'NR > 2 { who = who $2 ","; ms[NR] = $3; share[NR] = $5 + 0 }
             END {
                 slowest = ms[3] > ms[4] ? ms[3] : ms[4]
                 for (row in ms) {
                     wrong += !(ms[row] > 0) || sqrt((share[row] / 100 - slowest / ms[row]) ^ 2) > 0.01 * slowest / ms[row]
                 }
-                exit !(who == "3 alone,5 alone,2 together," && !wrong)
+                exit !(who == names && !wrong)
             }' "$folder/out"
 }
-scaling_refused() { # scaling_refused MESSAGE MEASURE_SCALING_ARGUMENT...
-    message=$1
-    shift
-    ! scaling "$@" && cat "$folder/err" && grep -qF "$message" "$folder/err" && [ ! -s "$folder/out" ]
-}
-check "GPUs are timed alone and together" scaling_table
-check "no ranks at all are refused" scaling_refused "RANKS is a whole number from 1, not '0'" 0 256
-check "tokens in words are refused" scaling_refused "TOKENS is a whole number from 1, not '64k'" 2 64k
-check "a run that fails says so and leaves no table" scaling_refused "a run of one GPU failed" 2 100
+check "GPUs are timed alone and together" scaling_table 3,5 "3 alone,5 alone,2 together,"
+check "the first of more GPUs are" scaling_table "3, 5,5,7" "3 alone,5 alone,2 together,"
+check "measure_scaling.sh alone is answered with the usage" refused "usage: scripts/measure_scaling.sh RANKS TOKENS " scaling
+for number in x 0 -2 02 2.0 "2 2" "" 99999999999999999999; do
+    check "'$number' ranks are refused" refused "RANKS is a whole number from 1 to 4096, not '$number'" \
+        scaling "$number" 256 $small
+    check "'$number' tokens are refused" refused "TOKENS is a whole number from 1 to 999999999, not '$number'" \
+        scaling 2 "$number" $small
+done
+turns=two
+check "turns in words are refused" refused "TURNS is a whole number from 1 to 1000, not 'two'" scaling 2 256 $small
+unset turns
+measured_steps=1e3
+check "steps with an exponent are refused" refused "STEPS is a whole number from 1 to 1000000, not '1e3'" scaling 2 256 $small
+unset measured_steps
+for gpus in "" 0 0,0 "0, 0" 0,,1; do
+    check "of CUDA_VISIBLE_DEVICES='$gpus' no two can be taken" \
+        refused "CUDA_VISIBLE_DEVICES=$gpus does not begin with 2 different GPUs: name one for each of RANKS" \
+        env CUDA_VISIBLE_DEVICES="$gpus" scripts/measure_scaling.sh 2 256 $small
+done
+check "without a GPU it measures only what it is told to" refused "--device cuda: no GPU found by this build" \
+    env CUDA_VISIBLE_DEVICES=97,98 scripts/measure_scaling.sh 2 1024
+for option in --steps --epochs=2; do
+    check "$option is the script's" refused "$option: this script sets the steps; write STEPS=N in front of it" \
+        scaling 2 256 $small $option 5
+done
+for option in --ranks=2 --global-batch; do
+    check "$option is the script's" refused "$option: this script sets it; its first two arguments are RANKS and TOKENS" \
+        scaling 2 256 $small $option 512
+done
+check "so is the run's folder" refused "--run-dir: the runs that are measured leave nothing behind" \
+    scaling 2 256 $small --run-dir "$folder/one"
+for option in --plan --dry-run --help -h --evaluate; do
+    check "$option, with which nothing trains, is refused" refused "$option: does not train" scaling 2 256 $small $option
+done
+echo "plan = true" >"$folder/plan.conf"
+check "so it is in a config file" refused "a run took 0 steps instead of 7: leave out what ends it early" \
+    scaling 2 256 $small --config "$folder/plan.conf"
+check "an option that is wrong in each run is told once" refused "--bogus: no such option" scaling 2 256 $small --bogus
+check "so are tokens that are no multiple of a micro-batch" \
+    refused "--global-batch 100 is not a multiple of the 64 tokens of --ranks 1 x --micro-batch 2" scaling 2 100 $small
+printf '#!/bin/sh\ncase "$*" in *--dry-run* | *--plan*) ;; *) exit 7 ;; esac\n' >"$folder/fails"
+chmod +x "$folder/fails"
+check "a run that fails says so and leaves no table" refused "a run of one GPU failed" \
+    env FLASHGPT_TRAINER="$folder/fails" scripts/measure_scaling.sh 2 256
+
+# the others
+check "attention_registers.sh alone is answered with the usage" \
+    refused "usage: scripts/attention_registers.sh BUILD_DIR" scripts/attention_registers.sh
+check "attention_registers.sh says what to build" \
+    refused "no $folder/attention/standard.ptxas: build the kernels there" scripts/attention_registers.sh "$folder"
+check "tune_attention.sh alone is answered with the usage" \
+    refused "usage: scripts/tune_attention.sh BUILD_DIR WRITE HEAD_DIM..." scripts/tune_attention.sh
+for dim in x 0 264 064; do
+    check "tune_attention.sh refuses a head dimension of $dim" \
+        refused "HEAD_DIM is a whole number from 8 to 256, not '$dim'" scripts/tune_attention.sh "$folder" "" $dim
+done
+check "tune_attention.sh refuses a head dimension of 65" \
+    refused "HEAD_DIM is a multiple of 8, not 65" scripts/tune_attention.sh "$folder" "" 64 65
+check "sanitize_gpu.sh alone is answered with the usage" refused "usage: scripts/sanitize_gpu.sh TEST..." scripts/sanitize_gpu.sh
+check "sanitize_gpu.sh refuses a tool that there is not" refused "TOOLS are memcheck, racecheck, initcheck, synccheck, not 'all'" \
+    env TOOLS=all scripts/sanitize_gpu.sh "$train_gpt"
+check "train_on_own_text.sh says what to build" refused "no $folder/prepare: build it with make" \
+    env FLASHGPT_BUILD="$folder" scripts/train_on_own_text.sh
 
 finish
