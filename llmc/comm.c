@@ -67,8 +67,10 @@ enum status comm_fail_lost(const struct comm *c, struct comm_loss loss, const ch
         return fail_as(
             STATUS_PEER_LOST, "rank %d failed; rank %d stopped in %s", loss.rank, c->rank, collective);
     case COMM_LOSS_LATE:
-        return fail_as(STATUS_PEER_LOST, "rank %d did not arrive within %g s; rank %d stopped in %s",
-            loss.rank, loss.seconds, c->rank, collective);
+        return fail_as(STATUS_PEER_LOST,
+            "rank %d did not arrive within %g s; rank %d stopped in %s: look at rank %d's machine, or raise "
+            "--comm-timeout",
+            loss.rank, loss.seconds, c->rank, collective, loss.rank);
     case COMM_LOSS_STUCK:
         return fail_as(STATUS_PEER_LOST,
             "all ranks came to a collective that did not end within %g s: the connection between GPUs is at "

@@ -46,7 +46,8 @@ static enum status resolve(struct addrinfo **out, const struct rendezvous_option
     snprintf(port, sizeof port, "%d", o->port);
     int error = getaddrinfo(o->address, port, &wanted, out);
     return error == 0 ? STATUS_OK
-                      : fail("rank 0 is to be at %s (MASTER_ADDR): %s", o->address, gai_strerror(error));
+                      : fail("rank 0 is to be at %s (MASTER_ADDR): %s; set it to that host's name or number",
+                            o->address, gai_strerror(error));
 }
 
 /* Messages go at once, and a machine that is gone is noticed within half a minute. */
@@ -197,9 +198,12 @@ static void judge(struct host *h, int i) {
     } else if (memcmp(s->hello.token, token, TOKEN_BYTES) != 0) {
         if (h->refused[0] == '\0') { /* maybe not one of this run's: what is known of those goes first */
             snprintf(h->refused, sizeof h->refused,
-                "one came with another FLASHGPT_TOKEN, or of a job of another number");
+                "one came with another FLASHGPT_TOKEN, or of a job of another number: give all the same");
         }
-        turn_away(h, i, "the ranks there are another run's (FLASHGPT_TOKEN, or the job's number, differs)");
+        turn_away(h, i,
+            "the ranks there are another run's (FLASHGPT_TOKEN, or the job's number, differs): choose "
+            "another "
+            "MASTER_PORT, or give all ranks of this run the same");
     } else if (ranks != (uint32_t)o->ranks || rank == 0 || rank >= ranks) {
         snprintf(h->refused, sizeof h->refused,
             "rank %u was started as one of %u ranks, rank 0 as one of %d: give all the same WORLD_SIZE", rank,
@@ -271,9 +275,10 @@ static enum status fail_missing(const struct host *h) {
             snprintf(missing + length, sizeof missing - length, "%s%d", count > 1 ? ", " : "", rank);
         }
     }
-    return fail("rank%s %s%s did not come to %s port %d within %g s%s%s", count > 1 ? "s" : "", missing,
-        count > 8 ? ", ..." : "", o->address, o->port, o->timeout_seconds, h->refused[0] != '\0' ? "; " : "",
-        h->refused);
+    return fail("rank%s %s%s did not come to %s port %d within %g s; %s", count > 1 ? "s" : "", missing,
+        count > 8 ? ", ..." : "", o->address, o->port, o->timeout_seconds,
+        h->refused[0] != '\0' ? h->refused
+                              : "start all with this MASTER_ADDR and MASTER_PORT, or raise --comm-timeout");
 }
 
 static enum status wait_for_all(struct host *h) {
@@ -393,7 +398,8 @@ static enum status introduce(int file, const struct rendezvous_options *o, doubl
         !receive_answer(file, &answer, o, time_seconds() + patience)) {
         *again = true;
         return fail(
-            "rank %d: what answers at %s port %d is not rank 0 of a run: another program has the port",
+            "rank %d: what answers at %s port %d is not rank 0 of a run: another program has the port; "
+            "choose another MASTER_PORT",
             o->rank, o->address, o->port);
     }
     if (ntohl(answer.welcome) == REFUSED) {
@@ -403,7 +409,8 @@ static enum status introduce(int file, const struct rendezvous_options *o, doubl
     if (!receive_answer(file, &answer, o, end + HELLO_SECONDS)) {
         *again = true;
         return fail(
-            "rank %d: rank 0 at %s port %d ended before all ranks were there", o->rank, o->address, o->port);
+            "rank %d: rank 0 at %s port %d ended before all ranks were there; what it printed says why",
+            o->rank, o->address, o->port);
     }
     return ntohl(answer.welcome) == COMPLETE ? STATUS_OK : fail_refused(o, answer.text);
 }
@@ -431,8 +438,10 @@ static enum status find_rank_0(int *socket_out, const struct rendezvous_options 
             }
             close(file);
         } else if (status == STATUS_OK) {
-            status = fail("rank %d found no rank 0 at %s port %d within %g s: %s", o->rank, o->address,
-                o->port, o->timeout_seconds, strerror(error));
+            status = fail(
+                "rank %d found no rank 0 at %s port %d within %g s: %s; start rank 0, check MASTER_ADDR and "
+                "MASTER_PORT, or raise --comm-timeout",
+                o->rank, o->address, o->port, o->timeout_seconds, strerror(error));
         }
         if (interrupted(o)) {
             return fail_interrupted(o);

@@ -727,6 +727,7 @@ static void of_a_stalled_collective_the_rank_that_started_fewest_is_told_late(vo
     for (int rank = 0; rank < 3; rank++) {
         EXPECT(team.reports[rank].status == STATUS_PEER_LOST && team.reports[rank].seconds < 6);
         EXPECT_CONTAINS(team.reports[rank].message, "rank 1 did not arrive within 4 s; rank ");
+        EXPECT_CONTAINS(team.reports[rank].message, ": look at rank 1's machine, or raise --comm-timeout");
     }
     team_free(&team);
 }

@@ -249,7 +249,10 @@ static void a_missing_rank_is_named_to_all_after_the_timeout(void) {
     team_add(&team, 0, 4, "", 1, 0);
     team_add(&team, 2, 4, "", 1, 0);
     team_wait(&team);
-    snprintf(expected, sizeof expected, "ranks 1, 3 did not come to 127.0.0.1 port %d within 1 s", team.port);
+    snprintf(expected, sizeof expected,
+        "ranks 1, 3 did not come to 127.0.0.1 port %d within 1 s; start all with this MASTER_ADDR and "
+        "MASTER_PORT, or raise --comm-timeout",
+        team.port);
     for (int i = 0; i < 2; i++) {
         EXPECT(team.outcomes[i].status == STATUS_ERROR);
         EXPECT(seconds_of(&team, i) > 0.9 && seconds_of(&team, i) < 8);
@@ -265,7 +268,10 @@ static void a_missing_first_rank_is_told_after_the_timeout(void) {
     team_add(&team, 1, 2, "", 1, 0);
     team_wait(&team);
     snprintf(expected, sizeof expected,
-        "rank 1 found no rank 0 at 127.0.0.1 port %d within 1 s: Connection refused", team.port);
+        "rank 1 found no rank 0 at 127.0.0.1 port %d within 1 s: Connection refused; start rank 0, check "
+        "MASTER_ADDR "
+        "and MASTER_PORT, or raise --comm-timeout",
+        team.port);
     EXPECT_STRING(team.outcomes[0].message, expected);
     team_free(&team);
 }
@@ -299,6 +305,7 @@ static void an_address_that_is_none_is_told(void) {
     team_wait(&team);
     for (int i = 0; i < 2; i++) {
         EXPECT_CONTAINS(team.outcomes[i].message, "rank 0 is to be at no-such-host.invalid (MASTER_ADDR): ");
+        EXPECT_CONTAINS(team.outcomes[i].message, "; set it to that host's name or number");
     }
     team_free(&team);
 }
@@ -320,6 +327,7 @@ static void a_rank_of_another_run_is_not_let_in(void) {
         EXPECT(team.outcomes[i].status == STATUS_ERROR && seconds_of(&team, i) < 10);
         EXPECT_CONTAINS(team.outcomes[i].message, "rank 1 was not let in at 127.0.0.1 port ");
         EXPECT_CONTAINS(team.outcomes[i].message, "another run's");
+        EXPECT_CONTAINS(team.outcomes[i].message, "or give all ranks of this run the same"); /* not cut off */
     }
     EXPECT(team.outcomes[0].greeted && team.outcomes[3].greeted);
     team_free(&team);
@@ -332,7 +340,9 @@ static void who_waits_in_vain_hears_of_a_rank_with_another_token(void) {
     team_add(&team, 1, 2, "run 2", 1.5, 0);
     team_wait(&team);
     EXPECT_CONTAINS(team.outcomes[0].message, "rank 1 did not come");
-    EXPECT_CONTAINS(team.outcomes[0].message, "within 1.5 s; one came with another FLASHGPT_TOKEN");
+    EXPECT_CONTAINS(team.outcomes[0].message,
+        "within 1.5 s; one came with another FLASHGPT_TOKEN, or of a job "
+        "of another number: give all the same");
     team_free(&team);
 }
 
@@ -409,7 +419,8 @@ static void a_port_in_use_is_told_by_the_first_rank_and_by_the_others(void) {
             team.port);
         EXPECT_STRING(team.outcomes[0].message, expected);
         EXPECT(seconds_of(&team, 0) < 1);
-        EXPECT_CONTAINS(team.outcomes[1].message, "is not rank 0 of a run: another program has the port");
+        EXPECT_CONTAINS(team.outcomes[1].message,
+            "is not rank 0 of a run: another program has the port; choose another MASTER_PORT");
         EXPECT(seconds_of(&team, 1) < 8);
         kill(other, SIGKILL);
         waitpid(other, NULL, 0);
