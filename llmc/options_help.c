@@ -1,4 +1,5 @@
-/* --help: what the program does by example, every option by group, the environment, the presets, the GPUs. */
+/* --help: what the program does by example, every option by group, the environment, the exit codes, the presets, the
+   GPUs. */
 #include "gpus.h"
 #include "metrics.h"
 #include "options_table.h"
@@ -54,10 +55,19 @@ static void print_option(FILE *out, const struct option *row) {
     print_wrapped(out, text);
 }
 
+struct row {
+    const char *name, *help;
+};
+
+static void print_rows(FILE *out, const struct row *rows, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        fprintf(out, "  %-*s", HELP_INDENT - 2, rows[i].name);
+        print_wrapped(out, rows[i].help);
+    }
+}
+
 static void print_environment(FILE *out) {
-    static const struct {
-        const char *name, *help;
-    } variables[] = {
+    static const struct row variables[] = {
         {"RANK, WORLD_SIZE", "this process is one rank of so many; set by hand or by torchrun (mpirun's and "
                              "Slurm's own variables are understood too)"},
         {"LOCAL_RANK, LOCAL_WORLD_SIZE", "the same among those of this machine: which GPU it takes"},
@@ -68,10 +78,20 @@ static void print_environment(FILE *out) {
         {"FLASHGPT_CACHE", "where --autotune keeps its choices [~/.cache/flashgpt]"},
     };
     fprintf(out, "\nEnvironment\n");
-    for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
-        fprintf(out, "  %-*s", HELP_INDENT - 2, variables[i].name);
-        print_wrapped(out, variables[i].help);
-    }
+    print_rows(out, variables, sizeof variables / sizeof variables[0]);
+}
+
+static void print_exit_codes(FILE *out) {
+    static const struct row codes[] = {
+        {"0", "all is done; or SIGINT, SIGTERM or SIGHUP came, and the run saved its state and stopped"},
+        {"1", "an error, told in a line on standard error; also ranks that do not meet at the start"},
+        {"3", "a rank was lost after that: it did not come within --comm-timeout, its GPU failed, or, of "
+              "ranks started from outside, another one ended"},
+        {"128 + N", "signal N ended a rank, or the program itself: 137 is SIGKILL, as when memory runs out; "
+                    "130 a second Ctrl-C"},
+    };
+    fprintf(out, "\nExit code (--max-restarts starts again after 3 and 128 + N)\n");
+    print_rows(out, codes, sizeof codes / sizeof codes[0]);
 }
 
 static void print_presets(FILE *out) {
@@ -132,6 +152,7 @@ void options_print_help(FILE *out) {
         }
     }
     print_environment(out);
+    print_exit_codes(out);
     print_presets(out);
     print_gpus(out);
 }

@@ -748,10 +748,14 @@ static void test_help_lists_every_option_preset_and_gpu_within_100_columns(void)
     static const char *const lines[] = {"\nModel (0: the preset's)\n", "\n  --kv-heads N  ",
         "\n  --final-learning-rate FRACTION  of the highest, in the last step [0.1]\n",
         "\n  --comm-timeout SECONDS ", "among; 1 on the CPU]\n", "(cosine linear constant wsd)",
-        "\n  --shuffle  ", "[on]\n"};
+        "\n  --shuffle  ", "[on]\n", "\nEnvironment\n", "\n  MASTER_ADDR, MASTER_PORT ", "\nExit code ",
+        "\n  128 + N "};
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         EXPECT_CONTAINS(text, lines[i]);
     }
+    char lost[16];
+    snprintf(lost, sizeof lost, "\n  %d  ", STATUS_PEER_LOST);
+    EXPECT_CONTAINS(text, lost);
     /* what a checkpoint keeps is most of the options */
     struct options o;
     EXPECT(options_init(&o) == STATUS_OK);
