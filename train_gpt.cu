@@ -659,26 +659,85 @@ static enum status check_same(struct worker *w, uint64_t own, const char *other)
     return status;
 }
 
-/* Ranks of one run were given the same options, and resume from the same checkpoint. */
-static enum status check_same_options(struct worker *w) {
-    struct xxh64 hash;
+/* What all ranks must have alike, as a JSON object: the options that a checkpoint keeps, and of the others those that
+   change what ranks exchange. */
+static enum status write_common_options(const struct worker *w, char **text, size_t *bytes) {
     const struct options *o = w->options;
-    /* of the options that a checkpoint does not keep, those that change what ranks exchange */
-    const int64_t beside[] = {w->state.step, zero_stage(o), reduce_dtype(o), strcmp(o->grad_dtype, "bf16"),
-        w->run->cuda, o->stochastic_rounding, o->deterministic, o->comm_ctas, o->dry_run};
     struct json_writer writer;
-    size_t bytes;
     json_writer_init(&writer, false);
     json_begin_object(&writer);
     options_write_json(o, &writer);
+    json_string_member(&writer, "device", w->run->cuda ? "cuda" : "cpu");
+    json_integer_member(&writer, "zero", zero_stage(o));
+    json_string_member(&writer, "reduce-dtype", o->reduce_dtype);
+    json_string_member(&writer, "grad-dtype", o->grad_dtype);
+    json_bool_member(&writer, "stochastic-rounding", o->stochastic_rounding);
+    json_bool_member(&writer, "deterministic", o->deterministic);
+    json_integer_member(&writer, "comm-ctas", o->comm_ctas);
+    json_bool_member(&writer, "dry-run", o->dry_run);
     json_end_object(&writer);
-    CHECK(json_writer_finish(&writer, &w->options_json, &bytes));
-    xxh64_init(&hash);
-    xxh64_update(&hash, w->options_json, bytes);
-    xxh64_update(&hash, beside, sizeof beside);
-    return check_same(w, xxh64_digest(&hash),
-        "has other options than rank 0, another kind of device, or sees another checkpoint: start all with "
-        "the same command line, and --run-dir in a folder that all machines share");
+    return json_writer_finish(&writer, text, bytes);
+}
+
+/* Every rank has the same option, given as its JSON value; else the error has the values of rank 0 and of the first that has
+   another. */
+static enum status check_same_option(struct worker *w, const char *name, const struct json *value) {
+    struct {
+        uint64_t hash; /* of the whole */
+        char text[120];
+    } own, *all = NULL;
+    struct json_writer writer;
+    char *text = NULL;
+    size_t bytes;
+    json_writer_init(&writer, false);
+    json_value(&writer, value);
+    CHECK(json_writer_finish(&writer, &text, &bytes));
+    memset(&own, 0, sizeof own);
+    own.hash = xxh64_of(text, bytes);
+    snprintf(own.text, sizeof own.text, "--%s=%s", name, text);
+    free(text);
+    CHECK(ALLOCATE(all, w->ranks->ranks));
+    enum status status = w->ranks->host_all_gather(w->ranks, all, &own, sizeof own);
+    for (int rank = 1; rank < w->ranks->ranks && status == STATUS_OK; rank++) {
+        if (all[rank].hash != all[0].hash || strcmp(all[rank].text, all[0].text) != 0) {
+            status =
+                fail("rank %d has other options than rank 0: %s, not %s; start all with the same command "
+                     "line and data",
+                    rank, all[rank].text, all[0].text);
+        }
+    }
+    free(all);
+    return status;
+}
+
+/* All of them at once, and one by one only if they differ. */
+static enum status check_same_options(struct worker *w) {
+    char *text = NULL;
+    size_t bytes;
+    struct json *options;
+    CHECK(write_common_options(w, &text, &bytes));
+    enum status status = check_same(w, xxh64_of(text, bytes), "has other options than rank 0");
+    if (status == STATUS_ERROR && json_parse(&options, text, bytes, "options") == STATUS_OK) {
+        for (size_t i = 0; i < options->count; i++) {
+            status = check_same_option(w, options->keys[i], &options->items[i]);
+            if (status != STATUS_OK) {
+                break;
+            }
+        }
+        json_free(options);
+    }
+    free(text);
+    return status;
+}
+
+/* For the checkpoints and the log. */
+static enum status keep_options(struct worker *w) {
+    struct json_writer writer;
+    json_writer_init(&writer, false);
+    json_begin_object(&writer);
+    options_write_json(w->options, &writer);
+    json_end_object(&writer);
+    return json_writer_finish(&writer, &w->options_json, NULL);
 }
 
 static enum status check_same_data(struct worker *w) {
@@ -754,7 +813,10 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
     const struct run *run = w->run;
     const struct options *o = w->options;
     CHECK(meet_ranks(w, rank));
+    CHECK(check_same(w, (uint64_t)w->state.step,
+        "resumes from another checkpoint than rank 0: give all a --run-dir that all machines share"));
     CHECK(check_same_options(w));
+    CHECK(keep_options(w));
     CHECK(make_shared_run_dir(w));
     CHECK(create_device(w, rank));
     w->backend = w->device;

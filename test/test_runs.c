@@ -678,29 +678,6 @@ static void ranks_started_one_by_one_restart_when_any_of_them_is_killed_or_hangs
     free_outcome(&reference);
 }
 
-static void a_rank_started_with_other_options_ends_both_with_a_line(void) {
-    static const char *const two[] = {"--micro-batch", "2", NULL};
-    static const char *const four[] = {"--micro-batch", "4", NULL};
-    static const char *const wrong[] = {"--micro-batch", "2", "--ranks", "4", NULL};
-    char run_dir[PATH_BYTES];
-    struct trainer ranks[2];
-    snprintf(run_dir, sizeof run_dir, "%s/differ", folder);
-    int holder, port = hold_port(&holder);
-    for (int rank = 0; rank < 2; rank++) {
-        rank_start(&ranks[rank], rank, port, run_dir, rank == 0 ? two : four);
-    }
-    for (int rank = 0; rank < 2; rank++) {
-        EXPECT(trainer_wait(&ranks[rank]));
-        ended_for(&ranks[rank], STATUS_ERROR, "rank 1 has other options than rank 0");
-        EXPECT(ranks[rank].ending != 0);
-    }
-    rank_start(&ranks[0], 0, port, run_dir, wrong);
-    EXPECT(trainer_wait(&ranks[0]));
-    EXPECT_STRING(
-        ranks[0].text, "train_gpt: --ranks 4, but the environment started 2: leave the option out\n");
-    close(holder);
-}
-
 /* Both ranks end before the first step with this line. */
 static void both_refuse(struct trainer ranks[2], const char *message) {
     for (int rank = 0; rank < 2; rank++) {
@@ -708,6 +685,85 @@ static void both_refuse(struct trainer ranks[2], const char *message) {
         ended_for(&ranks[rank], STATUS_ERROR, message);
         EXPECT(ranks[rank].ending != 0 && logged_step(ranks[rank].run_dir) == 0);
     }
+}
+
+static void a_rank_started_with_other_options_ends_both_with_a_line_that_names_the_option(void) {
+    static const struct {
+        const char *option, *first, *second, *told;
+    } pairs[] = {{"--micro-batch", "2", "4", "--micro-batch=4, not --micro-batch=2; start all"},
+        {"--learning-rate", "0.003", "1e-4", "--learning-rate=0.0001, not --learning-rate=0.003; start all"},
+        {"--sample-prompt", "once, upon", "once\" upon",
+            "--sample-prompt=\"once\\\" upon\", not --sample-prompt=\"once, upon\"; start all"},
+        {"--zero", "-1", "0", "--zero=0, not --zero=1; start all"}, /* of several ranks -1 is 1 */
+        {"--deterministic", "--deterministic=false", "--deterministic=true",
+            "--deterministic=true, not --deterministic=false; start all"}};
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        char run_dir[PATH_BYTES], expected[256];
+        struct trainer ranks[2];
+        int holder, port = hold_port(&holder);
+        snprintf(run_dir, sizeof run_dir, "%s/differ-%zu", folder, i);
+        snprintf(expected, sizeof expected, "rank 1 has other options than rank 0: %s", pairs[i].told);
+        for (int rank = 0; rank < 2; rank++) {
+            const char *value = rank == 0 ? pairs[i].first : pairs[i].second;
+            bool one_word = value[0] == '-' && value[1] == '-';
+            const char *const more[] = {
+                "--micro-batch", "2", one_word ? value : pairs[i].option, one_word ? NULL : value, NULL};
+            rank_start(&ranks[rank], rank, port, run_dir, more);
+        }
+        both_refuse(ranks, expected);
+        close(holder);
+    }
+}
+
+static void of_options_that_differ_far_behind_the_line_names_the_option(void) {
+    char run_dir[PATH_BYTES], prompts[2][400];
+    struct trainer ranks[2];
+    int holder, port = hold_port(&holder);
+    snprintf(run_dir, sizeof run_dir, "%s/differ-behind", folder);
+    for (int rank = 0; rank < 2; rank++) {
+        memset(prompts[rank], 'x', 399);
+        prompts[rank][399] = '\0';
+        prompts[rank][398] = rank == 0 ? 'y' : 'z';
+        const char *const more[] = {"--micro-batch", "2", "--sample-prompt", prompts[rank], NULL};
+        rank_start(&ranks[rank], rank, port, run_dir, more);
+    }
+    both_refuse(ranks, "rank 1 has other options than rank 0: --sample-prompt=\"xxxx");
+    close(holder);
+}
+
+static void a_rank_that_counts_other_ranks_than_its_launcher_is_refused(void) {
+    static const char *const wrong[] = {"--micro-batch", "2", "--ranks", "4", NULL};
+    char run_dir[PATH_BYTES];
+    struct trainer rank;
+    int holder, port = hold_port(&holder);
+    snprintf(run_dir, sizeof run_dir, "%s/count", folder);
+    rank_start(&rank, 0, port, run_dir, wrong);
+    EXPECT(trainer_wait(&rank));
+    EXPECT_STRING(rank.text, "train_gpt: --ranks 4, but the environment started 2: leave the option out\n");
+    close(holder);
+}
+
+static void ranks_that_resume_from_other_checkpoints_are_refused_at_the_start(void) {
+    static const char *const more[] = {"--micro-batch", "2", NULL};
+    char run_dirs[2][PATH_BYTES];
+    struct trainer ranks[2];
+    int holder, port = hold_port(&holder);
+    for (int rank = 0; rank < 2; rank++) {
+        snprintf(run_dirs[rank], PATH_BYTES, "%s/resumed-%d", folder, rank);
+    }
+    run_to_end(run_dirs[0], more);
+    for (int rank = 0; rank < 2; rank++) {
+        rank_start(&ranks[rank], rank, port, run_dirs[rank], more);
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        EXPECT(trainer_wait(&ranks[rank]));
+        EXPECT(ranks[rank].ending != 0);
+        ended_for(&ranks[rank], STATUS_ERROR,
+            "rank 1 resumes from another checkpoint than rank 0: give all a --run-dir that all machines "
+            "share");
+    }
+    close(holder);
+    remove_tree(run_dirs[0]);
 }
 
 /* As on machines whose disks are their own. */
@@ -880,7 +936,10 @@ int main(void) {
     RUN(a_rank_that_keeps_the_others_waiting_is_named_in_the_log);
     RUN(ranks_started_one_by_one_train_as_those_forked);
     RUN(ranks_started_one_by_one_restart_when_any_of_them_is_killed_or_hangs);
-    RUN(a_rank_started_with_other_options_ends_both_with_a_line);
+    RUN(a_rank_started_with_other_options_ends_both_with_a_line_that_names_the_option);
+    RUN(of_options_that_differ_far_behind_the_line_names_the_option);
+    RUN(a_rank_that_counts_other_ranks_than_its_launcher_is_refused);
+    RUN(ranks_that_resume_from_other_checkpoints_are_refused_at_the_start);
     RUN(ranks_that_do_not_share_the_runs_folder_are_refused_at_the_start);
     RUN(ranks_that_find_other_data_are_refused_at_the_start);
     RUN(gradients_in_bf16_between_ranks_cost_little);
