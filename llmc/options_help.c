@@ -85,10 +85,11 @@ static void print_exit_codes(FILE *out) {
     static const struct row codes[] = {
         {"0", "all is done; or SIGINT, SIGTERM or SIGHUP came, and the run saved its state and stopped"},
         {"1", "an error, told in a line on standard error; also ranks that do not meet at the start"},
-        {"3", "a rank was lost after that: it did not come within --comm-timeout, its GPU failed, or, of "
-              "ranks started from outside, another one ended"},
+        {"3", "a rank was lost after that: it or what all exchange took longer than --comm-timeout, its GPU "
+              "failed, or, of ranks started from outside, another one ended"},
         {"128 + N", "signal N ended a rank, or the program itself: 137 is SIGKILL, as when memory runs out; "
                     "130 a second Ctrl-C"},
+        {"another", "a library ended a rank with it"},
     };
     fprintf(out, "\nExit code (--max-restarts starts again after 3 and 128 + N)\n");
     print_rows(out, codes, sizeof codes / sizeof codes[0]);

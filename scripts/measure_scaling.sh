@@ -37,7 +37,7 @@ for option in "$@"; do
 done
 find_trainer
 gpus=${CUDA_VISIBLE_DEVICES-$(seq -s , 0 $((ranks - 1)))}
-gpus=$(printf %s "$gpus" | tr -d ' ' | cut -d , -f "-$ranks")
+gpus=$(printf %s "$gpus" | tr -d '[:space:]' | cut -d , -f "-$ranks")
 # as CUDA reads it, the list ends at an empty name
 if [ "$(printf %s "$gpus" | tr , '\n' | sed '/^$/,$d' | sort -u | wc -l)" -ne "$ranks" ]; then
     fail "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES does not begin with $ranks different GPUs: name one for each of RANKS"
@@ -57,6 +57,13 @@ train() { # train GPUS RANKS OPTION...: instead of the shell that calls it
     shift 2
     CUDA_VISIBLE_DEVICES=$visible exec "$trainer" --device cuda --train-data synthetic --eval-every 0 \
         --checkpoint-every 0 --steps $((warmup + steps)) --ranks "$together" --global-batch $((together * tokens)) "$@" --quiet >/dev/null
+}
+
+check() { # check GPUS RANKS OPTION...: the trainer tells its errors itself
+    code=0
+    (train "$@") || code=$?
+    [ $code -le 1 ] || fail "train_gpt ended with exit code $code before the first step"
+    [ $code -eq 0 ] || exit 1
 }
 
 start() { # start NAME GPUS RANKS OPTION...: a turn in the background
@@ -89,8 +96,8 @@ median() {
     sort -g "$1" | awk '{ x[NR] = $1 } END { print (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2 }'
 }
 
-(train "$(gpu 0)" 1 "$@" --dry-run)
-(train "$gpus" "$ranks" "$@" --plan)
+check "$(gpu 0)" 1 "$@" --dry-run
+check "$gpus" "$ranks" "$@" --plan
 for turn in $(seq "$turns"); do
     for rank in $(seq 0 $((ranks - 1))); do
         start "$rank" "$(gpu "$rank")" 1 "$@"

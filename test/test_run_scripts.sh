@@ -171,6 +171,30 @@ chmod +x "$folder/fails"
 check "a run that fails says so and leaves no table" refused "a run of one GPU failed" \
     env FLASHGPT_TRAINER="$folder/fails" scripts/measure_scaling.sh 2 256
 
+printf '#!/bin/sh\nexit 9\n' >"$folder/ends"
+chmod +x "$folder/ends"
+check "one that ends before it can is told of" refused "train_gpt ended with exit code 9 before the first step" \
+    env FLASHGPT_TRAINER="$folder/ends" scripts/measure_scaling.sh 2 256
+interrupted_scaling() { # what it has started ends with it, and its folder goes
+    mkdir "$folder/temporary"
+    TMPDIR=$folder/temporary STEPS=1000000 scripts/measure_scaling.sh 2 64 $small &
+    tries=0
+    until grep -qs '"type":"step"' "$folder"/temporary/*/run-1/log.jsonl || [ $tries -ge 300 ]; do
+        sleep 0.1
+        tries=$((tries + 1))
+    done
+    runs=$(cat /proc/$!/task/$!/children)
+    kill -TERM $!
+    code=0
+    wait $! || code=$?
+    echo "exit code $code, runs $(echo $runs), left: $(ls "$folder/temporary")"
+    for process in $runs; do
+        ! kill -0 "$process" 2>/dev/null || code=$process
+    done
+    [ $code -eq 1 ] && [ -z "$(ls "$folder/temporary")" ] && [ "$(echo "$runs" | wc -w)" -eq 2 ]
+}
+check "a measurement that is stopped leaves nothing behind" interrupted_scaling
+
 # the others
 check "attention_registers.sh alone is answered with the usage" \
     refused "usage: scripts/attention_registers.sh BUILD_DIR" scripts/attention_registers.sh
