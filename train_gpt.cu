@@ -1129,7 +1129,8 @@ static enum status choose_ranks(struct run *run) {
     bool own_gpu = place->ranks > 0 && run->gpus == 1;
     if (run->cuda && here > run->gpus && !own_gpu) {
         return fail(
-            "--ranks %lld: this machine has %d GPU%s", (long long)here, run->gpus, run->gpus == 1 ? "" : "s");
+            "--ranks %lld: this machine has %d GPU%s; start at most so many on it (GPUS of scripts/run_*.sh)",
+            (long long)here, run->gpus, run->gpus == 1 ? "" : "s");
     }
     return STATUS_OK;
 }
