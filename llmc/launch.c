@@ -243,7 +243,10 @@ static void report_loss(const struct supervisor *s, struct comm_loss loss, int e
     }
     switch (loss.kind) {
     case COMM_LOSS_LATE:
-        launch_print_error("rank %d did not arrive within %g s%s; ended the run", rank, loss.seconds, step);
+        launch_print_error(
+            "rank %d did not arrive within %g s%s; ended the run: look at its machine, or raise "
+            "--comm-timeout",
+            rank, loss.seconds, step);
         break;
     case COMM_LOSS_STUCK:
         launch_print_error("all ranks came to a collective that did not end within %g s%s: the connection "

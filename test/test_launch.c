@@ -239,7 +239,9 @@ static void a_supervised_rank_that_is_stopped_is_late_after_the_timeout(void) {
     kill(run.board->process[0], SIGSTOP);
     run_wait(&run);
     EXPECT(exit_code(&run) == STATUS_PEER_LOST);
-    EXPECT_STRING(run.text, "train_gpt: rank 3 did not arrive within 1 s in step 12; ended the run\n");
+    EXPECT_STRING(run.text, "train_gpt: rank 3 did not arrive within 1 s in step 12; ended the run: look at "
+                            "its machine, or raise "
+                            "--comm-timeout\n");
     EXPECT(time_seconds() - stopped > 0.9 && time_seconds() - stopped < 8);
 }
 
@@ -527,7 +529,9 @@ static void a_stopped_rank_ends_the_run_after_the_timeout(void) {
     kill(run.board->process[3], SIGSTOP);
     run_wait(&run);
     EXPECT(exit_code(&run) == STATUS_PEER_LOST);
-    EXPECT_STRING(run.text, "train_gpt: rank 3 did not arrive within 1 s; ended the run\n");
+    EXPECT_STRING(run.text,
+        "train_gpt: rank 3 did not arrive within 1 s; ended the run: look at its machine, or raise "
+        "--comm-timeout\n");
     EXPECT(run.seconds > 1 && run.seconds < 8);
 }
 
