@@ -18,7 +18,12 @@ import os
 import random
 import sys
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    if __name__ != "__main__":
+        raise
+    sys.exit("attention_torch.py: needs torch: pip install torch")
 
 DTYPES = {torch.bfloat16: 2, torch.float16: 3}  # enum dtype of llmc/common.h
 LIBRARY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libattention.so")

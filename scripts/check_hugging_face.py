@@ -29,6 +29,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from needs import needs
+
+needs("numpy", "torch", "safetensors", "transformers")
+
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file

@@ -23,6 +23,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from needs import needs
+
+needs("numpy", "tiktoken", "tokenizers")
+
 import numpy
 import tiktoken
 import tokenizers

@@ -15,11 +15,15 @@ import sys
 import tempfile
 import time
 
+from needs import needs
+
+needs("torch")
+
 import torch
 from torch.nn import functional as F
 
-from reference_model import Config, GPT, adamw_groups
-from trainer import TrainerError, train
+from reference_model import GPT, adamw_groups
+from trainer import Config, TrainerError, train
 
 BATCH, SEQ_LEN = 4, 64
 GPT2_124M = Config(layers=12, channels=768, heads=12, kv_heads=12, seq_len=SEQ_LEN, vocab_size=50257)

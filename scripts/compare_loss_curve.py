@@ -27,6 +27,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from needs import needs
+
+needs("numpy", "torch", "safetensors")
+
 import numpy as np
 import torch
 from safetensors.torch import save_file

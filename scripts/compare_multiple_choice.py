@@ -16,6 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from needs import needs
+
+needs("torch", "transformers")
+
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging

@@ -27,6 +27,7 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
+from needs import needs
 from trainer import TrainerError, presets, train
 
 LAYERS = ("qkv", "projection", "mlp up", "mlp down", "head")
@@ -179,6 +180,7 @@ def parse_arguments():
 
 def main():
     parser, arguments = parse_arguments()
+    needs("torch")
     try:
         known = presets(arguments.trainer)
         if arguments.model not in known:

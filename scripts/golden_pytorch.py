@@ -16,11 +16,16 @@ import argparse
 import sys
 from pathlib import Path
 
+from needs import needs
+
+needs("torch", "safetensors")
+
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from reference_model import Config, GPT, adamw_groups, token_losses
+from reference_model import GPT, adamw_groups, token_losses
+from trainer import Config
 
 MODELS = {
     "mha": Config(layers=2, channels=24, heads=3, kv_heads=3, seq_len=16, vocab_size=61),

@@ -11,6 +11,10 @@ import base64
 import random
 from pathlib import Path
 
+from needs import needs
+
+needs("tiktoken", "tokenizers")
+
 import tiktoken
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers

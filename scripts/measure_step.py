@@ -33,6 +33,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from needs import needs
 from trainer import TrainerError, presets, train
 
 TOKENS_A_STEP = 65536
@@ -41,6 +42,7 @@ SETS = {
     "1.3b": [("gpt3-1.3b", 2048, 16), ("gpt3-1.3b", 8192, 4)],
     "2.7b": [("gpt3-2.7b", 2048, 8), ("gpt3-2.7b", 8192, 2)],
 }
+DOES_NOT_FIT = "does not fit"  # with --fit, which has tried all: a result
 SDPA_KERNELS = {"auto": None, "cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "math": "MATH"}
 
 
@@ -196,9 +198,10 @@ def measure(configuration, config, arguments):
                     milliseconds, row.memory_bytes = pytorch_turn(configuration, config, row, arguments)
                 row.milliseconds += milliseconds
             except TrainerError as error:
-                row.failure = str(error)
+                does_not_fit = arguments.fit and "out of memory" in str(error)
+                row.failure = DOES_NOT_FIT if does_not_fit else f"failed: {error}"
             except Exception as error:  # whatever PyTorch raises: the other rows go on
-                row.failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+                row.failure = f"failed: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     return rows, peak
 
 
@@ -214,7 +217,7 @@ def print_rows(configuration, config, rows, peak):
         c = configuration
         cells = [c.model, c.seq_len, row.micro_batch, row.program, row.attention]
         if row.failure:
-            cells += ["failed: " + row.failure.replace("|", "/")] + [""] * 5
+            cells += [row.failure.replace("|", "/")] + [""] * 5
         else:
             rate = row.tokens_per_second(configuration)
             tflops = rate * flops_per_token(config) / 1e12
@@ -275,6 +278,8 @@ def parse_arguments():
 
 def main():
     parser, arguments, configurations = parse_arguments()
+    if arguments.torch:
+        needs("torch")
     try:
         known = presets(arguments.trainer)
     except TrainerError as error:
@@ -288,7 +293,7 @@ def main():
         config = replace(known[configuration.model][0], seq_len=configuration.seq_len)
         rows, peak = measure(configuration, config, arguments)
         print_rows(configuration, config, rows, peak)
-        failed = failed or any(row.failure for row in rows)
+        failed = failed or any(row.failure not in ("", DOES_NOT_FIT) for row in rows)
     return 1 if failed else 0
 
 

@@ -6,26 +6,13 @@ attention. Parameters have Hugging Face's GPT-2 names without the leading "trans
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-
-@dataclass(frozen=True)
-class Config:
-    layers: int
-    channels: int
-    heads: int
-    kv_heads: int
-    seq_len: int
-    vocab_size: int
-
-    @property
-    def head_dim(self):
-        return self.channels // self.heads
+from trainer import Config
 
 
 class Attention(nn.Module):

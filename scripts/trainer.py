@@ -2,9 +2,22 @@
 
 import json
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
-from reference_model import Config
+
+@dataclass(frozen=True)
+class Config:
+    layers: int
+    channels: int
+    heads: int
+    kv_heads: int
+    seq_len: int
+    vocab_size: int
+
+    @property
+    def head_dim(self):
+        return self.channels // self.heads
 
 
 class TrainerError(Exception):

@@ -214,4 +214,29 @@ check "sanitize_gpu.sh refuses a tool that there is not" refused "TOOLS are memc
 check "train_on_own_text.sh says what to build" refused "no $folder/prepare: build it with make" \
     env FLASHGPT_BUILD="$folder" scripts/train_on_own_text.sh
 
+# Python's scripts, without what is installed beside it
+if command -v python3 >/dev/null; then
+    a_row_without_pytorch() {
+        python3 -S scripts/measure_step.py --trainer "$train_gpt" --configuration tiny:64:2:256 --device cpu --warmup 0 \
+            --steps 2 >"$folder/out" 2>"$folder/err" || { cat "$folder/err" && return 1; }
+        grep '^| tiny | 64 | 2 | train_gpt | auto | [0-9]' "$folder/out"
+    }
+    needs_told() { # needs_told MODULE SCRIPT [OPTION...]
+        module=$1
+        shift
+        ! python3 -S "$@" >"$folder/out" 2>"$folder/err" && cat "$folder/err" && [ "$(wc -l <"$folder/err")" -eq 1 ] &&
+            grep -q "needs .*$module.*: pip install " "$folder/err" && [ ! -s "$folder/out" ]
+    }
+    check "measure_step.py times train_gpt where PyTorch is missing" a_row_without_pytorch
+    check "and tells that PyTorch is missing where it is asked for" needs_told torch scripts/measure_step.py \
+        --trainer "$train_gpt" --set 124m --torch cudnn
+    for script in attention_torch check_hugging_face compare_cpu_step compare_loss_curve compare_multiple_choice \
+        compare_products golden_pytorch; do
+        check "$script.py tells that PyTorch is missing" needs_told torch scripts/$script.py
+    done
+    for script in check_tokenizer golden_tokenizer; do
+        check "$script.py tells that tiktoken is missing" needs_told tiktoken scripts/$script.py
+    done
+fi
+
 finish
