@@ -37,6 +37,7 @@
 #include "llmc/use.h"
 
 enum { PATH_BYTES = 4096, LONGEST_RUN_DIR = 1500 };
+static const double GRACE_SECONDS = 5; /* for ranks to end by themselves once one has failed */
 
 /* What is known before the ranks start; they inherit it through the fork. */
 struct run {
@@ -640,8 +641,11 @@ static enum status meet_ranks(struct worker *w, const struct launch_rank *rank) 
     if (place->ranks == 0) {
         return comm_shared_create(&w->ranks, rank->shared, rank->rank, o->comm_timeout);
     }
+    /* ranks that start again do so when they know of the loss, the last one when the timeout of all others is over */
+    const double restart_seconds = GRACE_SECONDS + 10;
+    double seconds = w->run->restarted ? 2 * o->comm_timeout + restart_seconds : o->comm_timeout;
     struct rendezvous_options meeting = {place->address, place->port, place->token, rank->rank, rank->ranks,
-        o->comm_timeout, launch_signal_caught};
+        seconds, launch_signal_caught, !o->quiet};
     return comm_tcp_create(&w->ranks, &meeting);
 }
 
@@ -653,6 +657,31 @@ static enum status check_same(struct worker *w, uint64_t own, const char *other)
     for (int rank = 1; rank < w->ranks->ranks && status == STATUS_OK; rank++) {
         if (all[rank] != all[0]) {
             status = fail("rank %d %s", rank, other);
+        }
+    }
+    free(all);
+    return status;
+}
+
+/* All start from the same step, and from given weights or from none. A rank that was lost while the others finished a
+   checkpoint looks for one a moment too early when it starts again: it finds this one when it does so once more. */
+static enum status check_same_start(struct worker *w) {
+    const struct run *run = w->run;
+    struct start {
+        int64_t step, weights_given;
+    } own = {w->state.step, run->checkpoint[0] == '\0' && w->options->init_from[0] != '\0'}, *all = NULL;
+    CHECK(ALLOCATE(all, w->ranks->ranks));
+    enum status status = w->ranks->host_all_gather(w->ranks, all, &own, sizeof own);
+    for (int rank = 1; rank < w->ranks->ranks && status == STATUS_OK; rank++) {
+        if (all[rank].step != all[0].step) {
+            status = fail_as(run->restarted ? STATUS_PEER_LOST : STATUS_ERROR,
+                "rank %d goes on from step %lld, rank 0 from step %lld: give --resume to all or none, and a "
+                "--run-dir that all machines share",
+                rank, (long long)all[rank].step, (long long)all[0].step);
+        } else if (all[rank].weights_given != all[0].weights_given) {
+            bool given = all[0].weights_given != 0;
+            status = fail("rank %d has %s --init-from, rank 0 has %s: give it to all or none", rank,
+                given ? "no" : "an", given ? "one" : "none");
         }
     }
     free(all);
@@ -813,8 +842,7 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
     const struct run *run = w->run;
     const struct options *o = w->options;
     CHECK(meet_ranks(w, rank));
-    CHECK(check_same(w, (uint64_t)w->state.step,
-        "resumes from another checkpoint than rank 0: give all a --run-dir that all machines share"));
+    CHECK(check_same_start(w));
     CHECK(check_same_options(w));
     CHECK(keep_options(w));
     CHECK(make_shared_run_dir(w));
@@ -1366,12 +1394,11 @@ int main(int argc, char **argv) {
             code = end_of_output(only_tells(&run.options) ? STATUS_OK : use_model(&run));
             break;
         }
-        const double grace_seconds = 5.0;
         bool supervised = run.options.max_restarts > 0;
         code = run.place.ranks > 0 ? launch_placed(&run.place, supervised, run.options.comm_timeout,
-                                         grace_seconds, rank_main, &run)
+                                         GRACE_SECONDS, rank_main, &run)
                                    : launch_local((int)run.options.ranks, supervised, (size_t)4 << 20,
-                                         grace_seconds, rank_main, &run);
+                                         GRACE_SECONDS, rank_main, &run);
         if (!worth_a_restart(code) || restarts == run.options.max_restarts || run.options.dry_run) {
             break;
         }

@@ -607,8 +607,33 @@ enum status checkpoint_read_config(const char *path, struct model_config *config
     return hugging_face_read_config(file, config);
 }
 
-static enum status import_bucket(void *optimizer, int bucket, const float *values) {
-    return optimizer_import_bucket((struct optimizer *)optimizer, bucket, values);
+/* Where weights go, and what all ranks must have read alike. */
+struct import {
+    struct optimizer *optimizer;
+    struct xxh64 hash;
+};
+
+static enum status import_bucket(void *context, int bucket, const float *values) {
+    struct import *import = context;
+    if (import->optimizer->comm->ranks > 1) {
+        int64_t count = model_get_layout(import->optimizer->model)->bucket[bucket].count;
+        xxh64_update(&import->hash, values, (size_t)count * sizeof *values);
+    }
+    return optimizer_import_bucket(import->optimizer, bucket, values);
+}
+
+/* Each machine may have the files at a path of its own. */
+static enum status check_same_weights(struct comm *comm, const char *path, uint64_t own) {
+    uint64_t *all = NULL;
+    CHECK(ALLOCATE(all, comm->ranks));
+    enum status status = comm->host_all_gather(comm, all, &own, sizeof own);
+    for (int rank = 1; rank < comm->ranks && status == STATUS_OK; rank++) {
+        if (all[rank] != all[0]) {
+            status = fail("%s: rank %d reads other weights than rank 0: give all the same files", path, rank);
+        }
+    }
+    free(all);
+    return status;
 }
 
 static enum status agree_on_reading(struct optimizer *optimizer, enum status own_status) {
@@ -621,8 +646,11 @@ static enum status agree_on_reading(struct optimizer *optimizer, enum status own
 
 enum status checkpoint_load_weights(const char *path, struct optimizer *optimizer) {
     const struct model *model = optimizer->model;
-    return agree_on_reading(optimizer, hugging_face_read_weights(path, model_get_config(model),
-                                           model_get_layout(model), import_bucket, optimizer));
+    struct import import = {.optimizer = optimizer};
+    xxh64_init(&import.hash);
+    CHECK(agree_on_reading(optimizer, hugging_face_read_weights(path, model_get_config(model),
+                                          model_get_layout(model), import_bucket, &import)));
+    return check_same_weights(optimizer->comm, path, xxh64_digest(&import.hash));
 }
 
 static enum status read_moments(const char *path, struct optimizer *optimizer) {

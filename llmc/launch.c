@@ -348,6 +348,7 @@ static void supervise(struct supervisor *s) {
     for (reap_ranks(s); s->running > 0; reap_ranks(s)) {
         if (first_signal != 0 && !forwarded) {
             signal_ranks(s, first_signal);
+            signal_ranks(s, SIGCONT); /* one that is stopped could not heed it */
             forwarded = true;
         }
         if (end_at_once && !interrupted) {

@@ -265,25 +265,44 @@ static void notice_gone(struct host *h) {
     }
 }
 
-static enum status fail_missing(const struct host *h) {
-    const struct rendezvous_options *o = h->options;
-    char missing[128] = "";
-    int count = 0;
-    for (int rank = 1; rank < o->ranks; rank++) {
-        size_t length = strlen(missing);
-        if (h->sockets[rank] < 0 && count++ < 8) {
-            snprintf(missing + length, sizeof missing - length, "%s%d", count > 1 ? ", " : "", rank);
+/* "rank 3" or "ranks 1, 2, 5" */
+static void name_missing(const struct host *h, char *out, size_t size) {
+    enum { MOST_NAMED = 8 };
+    const char *separator = h->options->ranks - h->there > 1 ? "s " : " ";
+    size_t length = (size_t)snprintf(out, size, "rank");
+    for (int rank = 1, count = 0; rank < h->options->ranks && count <= MOST_NAMED; rank++) {
+        if (h->sockets[rank] < 0) {
+            char number[16];
+            snprintf(number, sizeof number, "%d", rank);
+            length += (size_t)snprintf(
+                out + length, size - length, "%s%s", separator, count++ < MOST_NAMED ? number : "...");
+            separator = ", ";
         }
     }
-    return fail("rank%s %s%s did not come to %s port %d within %g s; %s", count > 1 ? "s" : "", missing,
-        count > 8 ? ", ..." : "", o->address, o->port, o->timeout_seconds,
+}
+
+static enum status fail_missing(const struct host *h) {
+    const struct rendezvous_options *o = h->options;
+    char missing[128];
+    name_missing(h, missing, sizeof missing);
+    return fail("%s did not come to %s port %d within %g s; %s", missing, o->address, o->port,
+        o->timeout_seconds,
         h->refused[0] != '\0' ? h->refused
                               : "start all with this MASTER_ADDR and MASTER_PORT, or raise --comm-timeout");
 }
 
+static void tell_missing(const struct host *h) {
+    const struct rendezvous_options *o = h->options;
+    char missing[128];
+    name_missing(h, missing, sizeof missing);
+    log_line("waiting  for %s of %d to come to %s port %d, %g s at most", missing, o->ranks, o->address,
+        o->port, o->timeout_seconds);
+}
+
 static enum status wait_for_all(struct host *h) {
-    enum { LOOK_MS = 100 };
-    double end = time_seconds() + h->options->timeout_seconds;
+    enum { LOOK_MS = 100, SILENT_SECONDS = 3 };
+    double begin = time_seconds(), end = begin + h->options->timeout_seconds;
+    bool told = false;
     struct pollfd files[1 + STRANGERS];
     while (h->there < h->options->ranks) {
         bool stop = interrupted(h->options);
@@ -295,6 +314,10 @@ static enum status wait_for_all(struct host *h) {
                 }
             }
             return status;
+        }
+        if (h->options->tell && !told && time_seconds() > begin + SILENT_SECONDS) {
+            tell_missing(h);
+            told = true;
         }
         files[0] = (struct pollfd){.fd = h->listener, .events = POLLIN};
         for (int i = 0; i < h->stranger_count; i++) {
@@ -332,6 +355,18 @@ static enum status receive_all(int *sockets, const struct rendezvous_options *o)
 
 /* ---- the other ranks ---- */
 
+/* Where nobody listens, a connection from this machine to a port of its own may be met by itself, if the system gave it
+   that very port. */
+static bool is_its_own_peer(int file) {
+    struct sockaddr_storage own, peer;
+    socklen_t own_bytes = sizeof own, peer_bytes = sizeof peer;
+    memset(&own, 0, sizeof own);
+    memset(&peer, 0, sizeof peer);
+    return getsockname(file, (struct sockaddr *)&own, &own_bytes) == 0 &&
+           getpeername(file, (struct sockaddr *)&peer, &peer_bytes) == 0 && own_bytes == peer_bytes &&
+           memcmp(&own, &peer, own_bytes) == 0;
+}
+
 /* Connected, or -1: nobody there yet. errno says why. */
 static int try_connect(const struct addrinfo *a, double end) {
     int file = new_socket(a->ai_family), error = errno;
@@ -339,10 +374,7 @@ static int try_connect(const struct addrinfo *a, double end) {
     if (file < 0) {
         return -1;
     }
-    if (connect(file, a->ai_addr, a->ai_addrlen) == 0) {
-        return file;
-    }
-    error = errno;
+    error = connect(file, a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
     if (error == EINPROGRESS) {
         struct pollfd wanted = {.fd = file, .events = POLLOUT};
         int patience_ms = (int)(1e3 * (end - time_seconds()));
@@ -350,9 +382,15 @@ static int try_connect(const struct addrinfo *a, double end) {
         if (poll(&wanted, 1, patience_ms < 2000 ? (patience_ms > 0 ? patience_ms : 0) : 2000) == 1) {
             getsockopt(file, SOL_SOCKET, SO_ERROR, &error, &size);
         }
-        if (error == 0) {
-            return file;
-        }
+    }
+    if (error == 0 && is_its_own_peer(file)) {
+        struct linger at_once = {
+            .l_onoff = 1}; /* no port that is kept after close: rank 0 is to listen at it */
+        setsockopt(file, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+        error = ECONNREFUSED;
+    }
+    if (error == 0) {
+        return file;
     }
     close(file);
     errno = error;

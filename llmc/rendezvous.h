@@ -22,6 +22,7 @@ struct rendezvous_options {
     int rank, ranks;
     double timeout_seconds;
     int (*interrupted)(void); /* not 0: give up; NULL: nothing does that */
+    bool tell;                /* rank 0 logs for whom it waits, if it has to */
 };
 
 /* Returns when all are there. sockets[ranks], set to -1 by the caller: rank 0 gets one to every other rank, in its place;

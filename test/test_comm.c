@@ -72,7 +72,7 @@ static enum status join(struct comm **out, const struct team *team, int rank, in
     }
 #endif
     struct rendezvous_options meeting = {
-        "127.0.0.1", port, "test", rank, team->ranks, team->timeout_seconds, NULL};
+        "127.0.0.1", port, "test", rank, team->ranks, team->timeout_seconds, NULL, false};
     return comm_tcp_create(out, &meeting);
 }
 
@@ -479,7 +479,7 @@ static void what_it_cannot_do_is_refused_in_words(void) {
     struct comm *c;
     EXPECT(comm_shared_create(&c, team.memory, 2, 5) == STATUS_ERROR);
     EXPECT_STRING(error_message(), "rank 2 of 2: must be 0 to 1");
-    struct rendezvous_options meeting = {"127.0.0.1", 1, "", 2, 2, 1, NULL};
+    struct rendezvous_options meeting = {"127.0.0.1", 1, "", 2, 2, 1, NULL, false};
     EXPECT(comm_tcp_create(&c, &meeting) == STATUS_ERROR);
     EXPECT_STRING(error_message(), "rank 2 of 2: there must be 2 to 4096, counted from 0");
     team_wait(&team);

@@ -588,6 +588,20 @@ static void a_terminal_that_hangs_up_stops_the_run(void) {
     stop_with(SIGHUP, true);
 }
 
+static void a_rank_that_is_stopped_is_continued_to_heed_the_signal(void) {
+    struct run run = {0};
+    run_start(&run, 4, 30, work, FAULT_NONE);
+    wait_for_ranks(&run, 4);
+    kill(run.board->process[1], SIGSTOP);
+    kill(run.board->process[2], SIGSTOP);
+    usleep(100000);
+    kill(run.supervisor, SIGTERM);
+    run_wait(&run);
+    EXPECT(exit_code(&run) == 0);
+    EXPECT_STRING(run.text, "");
+    EXPECT(run.seconds < 10);
+}
+
 static void under_nohup_a_hangup_is_ignored(void) {
     struct sigaction before, ignore = {.sa_handler = SIG_IGN};
     struct run run = {0};
@@ -704,6 +718,7 @@ int main(void) {
     RUN(a_signal_to_the_supervisor_reaches_every_rank);
     RUN(ctrl_c_at_a_terminal_counts_once_though_it_reaches_the_whole_group);
     RUN(a_terminal_that_hangs_up_stops_the_run);
+    RUN(a_rank_that_is_stopped_is_continued_to_heed_the_signal);
     RUN(under_nohup_a_hangup_is_ignored);
     RUN(a_signal_before_the_ranks_listen_is_not_lost_and_kills_none);
     RUN(a_second_interrupt_ends_the_run_at_once);

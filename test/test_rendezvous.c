@@ -5,9 +5,12 @@
 #include "test.h"
 
 #include <arpa/inet.h>
+#include <net/if.h>
 #include <netdb.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -88,7 +91,7 @@ static void team_add(
         outcome->started = true;
         usleep((useconds_t)delay_ms * 1000);
         struct rendezvous_options o = {
-            team->address, team->port, token, rank, ranks, timeout_seconds, is_interrupted};
+            team->address, team->port, token, rank, ranks, timeout_seconds, is_interrupted, false};
         outcome->start = time_seconds();
         outcome->status = rendezvous_meet(sockets, &o);
         outcome->end = time_seconds();
@@ -465,7 +468,7 @@ static void once_all_are_there_nobody_listens(void) {
     team_start(&team, "127.0.0.1");
     int sockets[2] = {-1, -1};
     team_add(&team, 1, 2, "", 20, 0);
-    struct rendezvous_options o = {team.address, team.port, "", 0, 2, 20, NULL};
+    struct rendezvous_options o = {team.address, team.port, "", 0, 2, 20, NULL, false};
     EXPECT(rendezvous_meet(sockets, &o) == STATUS_OK);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)team.port)};
     inet_pton(AF_INET, team.address, &address.sin_addr);
@@ -475,6 +478,85 @@ static void once_all_are_there_nobody_listens(void) {
     EXPECT(greet(sockets, 0, 2));
     team_wait(&team);
     close(sockets[1]);
+    team_free(&team);
+}
+
+/* The process gets a network of its own, in which the system gives out two ports only; false: that is not allowed. */
+static bool have_own_network(const char *ports) {
+    struct ifreq loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP};
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0 && unshare(CLONE_NEWNET) != 0) {
+        return false;
+    }
+    int file = socket(AF_INET, SOCK_DGRAM, 0);
+    FILE *range = fopen("/proc/sys/net/ipv4/ip_local_port_range", "w");
+    bool done =
+        file >= 0 && range != NULL && ioctl(file, SIOCSIFFLAGS, &loopback) == 0 && fputs(ports, range) >= 0;
+    if (range != NULL) {
+        done = fclose(range) == 0 && done;
+    }
+    close(file);
+    return done;
+}
+
+/* While nobody listens, a connection to a port of the range that the system takes its own from may lead back to itself. */
+static void a_rank_that_seeks_the_first_does_not_meet_itself(void) {
+    struct team team;
+    team_start(&team, "127.0.0.1");
+    bool *ready = mmap(NULL, sizeof *ready, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    fflush(stdout);
+    pid_t process = fork();
+    if (process == 0) {
+        *ready = have_own_network("40000 40001");
+        if (*ready) {
+            team.port = 40000;
+            team_add(&team, 1, 2, "", 10, 0);
+            team_add(&team, 0, 2, "", 10, 1500);
+            team_wait(&team);
+        }
+        _exit(0);
+    }
+    EXPECT(waitpid(process, NULL, 0) == process);
+    bool allowed = *ready;
+    munmap(ready, sizeof *ready);
+    if (allowed) {
+        expect_all_met(&team, 2);
+    }
+    team_free(&team);
+    if (!allowed) {
+        SKIP("needs the right to make a network namespace");
+    }
+}
+
+static void the_first_rank_says_for_whom_it_waits(void) {
+    struct team team;
+    char line[256] = "";
+    int ends[2];
+    team_start(&team, "127.0.0.1");
+    EXPECT(pipe(ends) == 0);
+    fflush(stdout);
+    pid_t process = fork();
+    if (process == 0) {
+        int sockets[4] = {-1, -1, -1, -1};
+        struct rendezvous_options o = {team.address, team.port, "", 0, 4, 20, NULL, true};
+        dup2(ends[1], STDOUT_FILENO);
+        log_enable(true);
+        enum status status = rendezvous_meet(sockets, &o);
+        fflush(stdout);
+        _exit((int)status);
+    }
+    close(ends[1]);
+    team_add(&team, 2, 4, "", 20, 0);
+    team_add(&team, 1, 4, "", 20, 4500);
+    team_add(&team, 3, 4, "", 20, 4500);
+    int ending;
+    EXPECT(waitpid(process, &ending, 0) == process && ending == 0);
+    EXPECT(read(ends[0], line, sizeof line - 1) > 0);
+    close(ends[0]);
+    char expected[256];
+    snprintf(expected, sizeof expected,
+        "waiting  for ranks 1, 3 of 4 to come to 127.0.0.1 port %d, 20 s at most\n", team.port);
+    EXPECT_STRING(line, expected);
+    team_wait(&team);
     team_free(&team);
 }
 
@@ -495,5 +577,7 @@ int main(void) {
     RUN(a_port_in_use_is_told_by_the_first_rank_and_by_the_others);
     RUN(garbage_and_silence_at_the_port_keep_no_rank_out);
     RUN(once_all_are_there_nobody_listens);
+    RUN(a_rank_that_seeks_the_first_does_not_meet_itself);
+    RUN(the_first_rank_says_for_whom_it_waits);
     return test_summary();
 }

@@ -644,7 +644,7 @@ static void ranks_started_one_by_one_restart_when_any_of_them_is_killed_or_hangs
     static const char *const calm[] = {"--micro-batch", "4", "--checkpoint-every", "1", "--ranks", "2", NULL};
     static const char *const more[] = {"--micro-batch", "4", "--checkpoint-every", "1", "--max-restarts",
         "100", "--comm-timeout", "3", NULL};
-    enum { STRIKES = 8 }; /* either rank killed and stopped, twice */
+    enum { STRIKES = 6 }; /* either rank killed; stopped; stopped while the other is killed */
     char run_dir[PATH_BYTES];
     struct outcome reference;
     struct trainer ranks[2];
@@ -664,7 +664,13 @@ static void ranks_started_one_by_one_restart_when_any_of_them_is_killed_or_hangs
                 usleep(1000); /* until they have met again */
             }
             pid_t struck = find_rank(&ranks[strikes % 2], 0, 1);
-            strikes += strike_midway(run_dir, struck, strikes / 2 % 2 ? SIGSTOP : SIGKILL);
+            pid_t other = find_rank(&ranks[1 - strikes % 2], 0, 1);
+            if (other > 0 && strike_midway(run_dir, struck, strikes < 2 ? SIGKILL : SIGSTOP)) {
+                if (strikes >= 4) {
+                    kill(other, SIGKILL);
+                }
+                strikes++;
+            }
         }
         for (int rank = 0; rank < 2; rank++) {
             EXPECT(trainer_wait(&ranks[rank]));
@@ -679,6 +685,54 @@ static void ranks_started_one_by_one_restart_when_any_of_them_is_killed_or_hangs
 }
 
 /* Both ranks end before the first step with this line. */
+/* Where rank 0 finishes a checkpoint while rank 1, which was lost, is starting again. */
+static void a_rank_that_looks_for_the_checkpoint_too_early_looks_again(void) {
+    static const char *const calm[] = {"--micro-batch", "4", "--checkpoint-every", "1", "--ranks", "2", NULL};
+    static const char *const more[] = {
+        "--micro-batch", "4", "--checkpoint-every", "1", "--max-restarts", "3", NULL};
+    char run_dir[PATH_BYTES], newest[2 * PATH_BYTES], aside[2 * PATH_BYTES];
+    struct outcome reference;
+    struct trainer ranks[2];
+    snprintf(run_dir, sizeof run_dir, "%s/early-reference", folder);
+    run_to_end(run_dir, calm);
+    read_outcome(&reference, run_dir);
+    snprintf(run_dir, sizeof run_dir, "%s/early", folder);
+    int holder, port = hold_port(&holder);
+    for (int rank = 0; rank < 2; rank++) {
+        rank_start(&ranks[rank], rank, port, run_dir, more);
+    }
+    pid_t first = -1, second = -1, again = -1;
+    while ((saved_step(run_dir) < 3 || first <= 0 || second <= 0) && !trainer_ended(&ranks[0])) {
+        usleep(500);
+        first = find_rank(&ranks[0], 0, 1);
+        second = find_rank(&ranks[1], 0, 1);
+    }
+    kill(first, SIGSTOP);
+    kill(second, SIGSTOP);
+    int step = saved_step(run_dir);
+    EXPECT(step < STEPS);
+    snprintf(newest, sizeof newest, "%s/checkpoints/step-%08d", run_dir, step);
+    snprintf(aside, sizeof aside, "%s/not-yet", run_dir);
+    EXPECT(rename(newest, aside) == 0);
+    kill(second, SIGKILL);
+    while ((again <= 0 || again == second) && !trainer_ended(&ranks[1])) {
+        usleep(500);
+        again = find_rank(&ranks[1], 0, 1);
+    }
+    EXPECT(rename(aside, newest) == 0);
+    kill(first, SIGKILL);
+    for (int rank = 0; rank < 2; rank++) {
+        EXPECT(trainer_wait(&ranks[rank]));
+        EXPECT(ranks[rank].ending == 0);
+        EXPECT_CONTAINS(ranks[rank].text, "train_gpt: restart 2 of 3\n");
+    }
+    snprintf(newest, sizeof newest, "rank 1 goes on from step %d, rank 0 from step %d", step - 1, step);
+    EXPECT_CONTAINS(ranks[1].text, newest);
+    finish_run(run_dir, &reference);
+    close(holder);
+    free_outcome(&reference);
+}
+
 static void both_refuse(struct trainer ranks[2], const char *message) {
     for (int rank = 0; rank < 2; rank++) {
         EXPECT(trainer_wait(&ranks[rank]));
@@ -759,11 +813,38 @@ static void ranks_that_resume_from_other_checkpoints_are_refused_at_the_start(vo
         EXPECT(trainer_wait(&ranks[rank]));
         EXPECT(ranks[rank].ending != 0);
         ended_for(&ranks[rank], STATUS_ERROR,
-            "rank 1 resumes from another checkpoint than rank 0: give all a --run-dir that all machines "
-            "share");
+            "rank 1 goes on from step 0, rank 0 from step 20: give --resume to all or none, and a --run-dir "
+            "that all machines share");
     }
     close(holder);
     remove_tree(run_dirs[0]);
+}
+
+static void ranks_that_start_from_other_weights_are_refused_at_the_start(void) {
+    char run_dirs[2][PATH_BYTES], weights[2][3 * PATH_BYTES], run_dir[PATH_BYTES];
+    static const char *const seeds[] = {"1", "2"};
+    snprintf(run_dir, sizeof run_dir, "%s/from-weights", folder);
+    for (int i = 0; i < 2; i++) {
+        const char *const more[] = {"--micro-batch", "2", "--steps", "4", "--seed", seeds[i], NULL};
+        snprintf(run_dirs[i], PATH_BYTES, "%s/weights-%d", folder, i);
+        snprintf(weights[i], sizeof weights[i], "%s/checkpoints/step-00000004", run_dirs[i]);
+        run_to_end(run_dirs[i], more);
+    }
+    for (int one_alone = 0; one_alone < 2; one_alone++) {
+        struct trainer ranks[2];
+        int holder, port = hold_port(&holder);
+        for (int rank = 0; rank < 2; rank++) {
+            const char *option = one_alone && rank == 1 ? NULL : "--init-from";
+            const char *const more[] = {"--micro-batch", "2", option, weights[rank], NULL};
+            rank_start(&ranks[rank], rank, port, run_dir, more);
+        }
+        both_refuse(ranks, one_alone ? "rank 1 has no --init-from, rank 0 has one: give it to all or none"
+                                     : "rank 1 reads other weights than rank 0: give all the same files");
+        close(holder);
+        remove_tree(run_dir);
+    }
+    remove_tree(run_dirs[0]);
+    remove_tree(run_dirs[1]);
 }
 
 /* As on machines whose disks are their own. */
@@ -939,7 +1020,9 @@ int main(void) {
     RUN(a_rank_started_with_other_options_ends_both_with_a_line_that_names_the_option);
     RUN(of_options_that_differ_far_behind_the_line_names_the_option);
     RUN(a_rank_that_counts_other_ranks_than_its_launcher_is_refused);
+    RUN(a_rank_that_looks_for_the_checkpoint_too_early_looks_again);
     RUN(ranks_that_resume_from_other_checkpoints_are_refused_at_the_start);
+    RUN(ranks_that_start_from_other_weights_are_refused_at_the_start);
     RUN(ranks_that_do_not_share_the_runs_folder_are_refused_at_the_start);
     RUN(ranks_that_find_other_data_are_refused_at_the_start);
     RUN(gradients_in_bf16_between_ranks_cost_little);
