@@ -6,6 +6,7 @@
 set -eu
 here=$(dirname "$0")
 . "$here/checks.sh"
+print_help "$@"
 [ $# -eq 1 ] || usage "BUILD_DIR, such as: make attention-registers"
 [ -e "$1/attention/standard.ptxas" ] || fail "no $1/attention/standard.ptxas: build the kernels there with make, where nvcc is"
 # a kernel's report: its name and architecture, its stack and spills, its registers; kernels for other generations than

@@ -8,12 +8,13 @@
 #     TURNS=3 STEPS=20 scripts/measure_scaling.sh 8 32768 --model gpt3-2.7b --micro-batch 4
 #
 # A turn is STEPS steps (default 10) after 3 that do not count; the table has medians over all turns (default 2). GPUs are
-# those of CUDA_VISIBLE_DEVICES, or 0, 1, ... Before the first turn a dry run on one GPU and the plan of all of them tell
-# what is wrong with the options, once.
+# those of CUDA_VISIBLE_DEVICES, or 0, 1, ... FLASHGPT_TRAINER names another train_gpt. Before the first turn a dry run on
+# one GPU and the plan of all of them tell what is wrong with the options, once.
 set -eu
 export LC_ALL=C # times with decimal points
 here=$(dirname "$0")
 . "$here/checks.sh"
+print_help "$@"
 [ $# -ge 2 ] || usage "RANKS TOKENS [OPTIONS OF train_gpt], such as: $0 2 65536 --model gpt3-1.3b --micro-batch 16"
 ranks=$1
 tokens=$2
@@ -30,12 +31,13 @@ for option in "$@"; do
     --steps | --epochs) fail "$option: this script sets the steps; write STEPS=N in front of it" ;;
     --ranks | --global-batch) fail "$option: this script sets it; its first two arguments are RANKS and TOKENS" ;;
     --run-dir | --resume) fail "$option: the runs that are measured leave nothing behind; leave it out" ;;
-    --plan | --gpu | --dry-run | --help | -h | --info | --generate | --evaluate | --export)
+    --plan | --gpu | --dry-run | --info | --generate | --evaluate | --export)
         fail "$option: does not train, and training is what is measured; leave it out"
         ;;
     esac
 done
 find_trainer
+unset_ranks
 gpus=${CUDA_VISIBLE_DEVICES-$(seq -s , 0 $((ranks - 1)))}
 gpus=$(printf %s "$gpus" | tr -d '[:space:]' | cut -d , -f "-$ranks")
 # as CUDA reads it, the list ends at an empty name

@@ -1,11 +1,24 @@
 #!/bin/sh
-# Trains a GPT-3 size on several machines. Run it on every one, with MACHINES (how many), MACHINE (which this is, from
-# 0), MASTER_ADDR (the first one's address) and the same options; --run-dir is a folder that all share. GPUS (8 a machine),
-# MASTER_PORT (29500) and FLASHGPT_TOKEN (anything that the machines agree on) may be set.
-#   MACHINES=2 MACHINE=0 MASTER_ADDR=10.0.0.1 scripts/run_machines.sh gpt3-2.7b 8192 --train-data ... --run-dir ...
+# Trains a GPT-3 size on several machines, with the settings of run_machine.sh. Run it on every one, with the same options;
+# --run-dir is a folder that all share.
+#
+#     scripts/run_machines.sh MODEL LENGTH [--dry-run] [OPTIONS OF train_gpt]      gpt3-1.3b or gpt3-2.7b, 2048 or 8192
+#     MACHINES=2 MACHINE=0 MASTER_ADDR=10.0.0.1 scripts/run_machines.sh gpt3-2.7b 8192 --train-data ... --run-dir ...
+#
+# MACHINES: how many (default 2). MACHINE: which this is, from 0. MASTER_ADDR: the address of machine 0. MASTER_PORT: a free
+# port of it (29500). GPUS: how many each machine has (8). FLASHGPT_TOKEN: anything that the machines agree on, to keep
+# others out. FLASHGPT_TRAINER: another train_gpt than that here or beside the scripts.
+#
+# The ranks' own messages name what this makes of them: WORLD_SIZE is GPUS x MACHINES, and RANK counts from GPUS x MACHINE.
+# Ranks that were started with another WORLD_SIZE have other GPUS or MACHINES; two with the same RANK the same MACHINE.
+#
+# SIGINT, SIGTERM and SIGHUP for this script are for its ranks, which save and stop. It ends as the first of them that
+# failed, by number; one that another failure took along (exit code 3) counts only where all did so.
+#
 # Under torchrun, which sets RANK and the like itself, each of its processes becomes one rank:
-#   torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1 --no-python \
-#       scripts/run_machines.sh gpt3-2.7b 8192 --train-data ... --run-dir ...
+#
+#     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1 --no-python \
+#         scripts/run_machines.sh gpt3-2.7b 8192 --train-data ... --run-dir ...
 set -eu
 here=$(dirname "$0")
 . "$here/run_settings.sh"
@@ -29,19 +42,43 @@ export WORLD_SIZE=$((gpus * machines)) LOCAL_WORLD_SIZE="$gpus"
 (export RANK=0 LOCAL_RANK=0 && check_options "$@")
 first=$((MACHINE * gpus))
 
-# A signal for this script is for its ranks; the first failure is the script's, and ends the others soon.
+# A signal that comes before all ranks are started waits for the last. SIGTERM goes after SIGINT because what a shell starts
+# in the background does not hear SIGINT until it asks for it; from then on it does not mind.
 ranks=
-trap 'kill -TERM $ranks 2>/dev/null || true' TERM INT HUP
+started=
+signal=
+forward() { # forward SIGNAL
+    signal=$1
+    [ -n "$started" ] || return 0
+    kill -s "$signal" $ranks 2>/dev/null || true
+    [ "$signal" != INT ] || kill -s TERM $ranks 2>/dev/null || true
+}
+for name in INT TERM HUP; do
+    trap "forward $name" $name
+done
 local_rank=0
 while [ $local_rank -lt "$gpus" ]; do
     RANK=$((first + local_rank)) LOCAL_RANK=$local_rank "$trainer" $settings --max-restarts 3 "$@" &
     ranks="$ranks $!"
     local_rank=$((local_rank + 1))
 done
+started=yes
+[ -z "$signal" ] || forward "$signal"
+
+peer_lost=3
 code=0
 for rank in $ranks; do
-    until wait "$rank" || { ended=$?; ! kill -0 "$rank" 2>/dev/null; }; do :; done # a signal cuts wait short
-    [ "${ended:-0}" -eq 0 ] || [ $code -ne 0 ] || code=$ended
     ended=0
+    wait "$rank" || ended=$?
+    while [ -n "$signal" ]; do # it may have cut the wait short; if not, there is nothing left to wait for: 127
+        signal=
+        again=0
+        wait "$rank" || again=$?
+        [ $again -eq 127 ] || ended=$again
+    done
+    ranks=${ranks#" $rank"}
+    if [ "$ended" -ne 0 ] && { [ $code -eq 0 ] || [ $code -eq $peer_lost ]; }; then
+        code=$ended
+    fi
 done
 exit $code

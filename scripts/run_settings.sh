@@ -2,6 +2,9 @@
 # its batch of a million tokens and its warm-up over 375 million; whatever options follow the model and the length win
 # over these.
 . "$here/checks.sh"
+print_help "$@"
+
+most_ranks=4096 # COMM_MAX_RANKS
 
 # Micro-batches fit into 80 GB without recomputation: see --dry-run. They divide 64 and 16 sequences, what each of 8 GPUs
 # takes of a million tokens.
@@ -14,6 +17,84 @@ micro_batch() {
     esac
 }
 
+mentions() { # mentions OPTION ARGUMENT...: is it among them?
+    option=$1
+    shift
+    for argument in "$@"; do
+        case $argument in
+        "$option" | "$option="*) return 0 ;;
+        esac
+    done
+    return 1
+}
+
+value_of() { # value_of OPTION ARGUMENT...: that of the last OPTION among them, if any
+    option=$1
+    value=
+    while shift && [ $# -gt 0 ]; do
+        case $1 in
+        "$option") value=${2:-} ;;
+        "$option="*) value=${1#*=} ;;
+        esac
+    done
+    printf %s "$value"
+}
+
+warmup() { # warmup ARGUMENT...: a run that is shorter than GPT-3's warm-up gets train_gpt's own, a share of its steps
+    steps=$(value_of --steps "$@")
+    case $steps in
+    [123456789] | [123456789][0123456789] | [123456789][0123456789][0123456789]) [ "$steps" -ge 358 ] || return 0 ;;
+    esac
+    echo --warmup-steps 358
+}
+
+is_there() ( # is_there PATTERN: does a file or folder match it?
+    IFS=
+    for file in "$1" $1; do
+        [ ! -e "$file" ] || exit 0
+    done
+    exit 1
+)
+
+# The plan of one of $1 GPUs, for each GPU that the scripts are meant for.
+print_plans() {
+    ranks=$1
+    shift
+    unset_ranks
+    for gpu in a100-80gb h100-sxm h200; do
+        echo "$gpu, $ranks GPUs:"
+        "$trainer" $settings --plan --gpu $gpu --ranks "$ranks" "$@" || exit
+    done
+}
+
+# Ends the script if options are wrong, or miss, or name what is not there: each rank would say so, were they started. A
+# file of options may have what the command line has not; of one they do say it.
+check_options() {
+    "$trainer" $settings --plan --gpu h200 "$@" --no-resume >/dev/null || exit
+    for option in --train-data --val-data --multiple-choice; do
+        pattern=$(value_of $option "$@")
+        case $pattern in
+        '' | synthetic | "~"*) ;; # train_gpt finds what ~ is
+        *) is_there "$pattern" || fail "$option: no file matches '$pattern'; data/README.md says how to make some" ;;
+        esac
+    done
+    ! mentions --config "$@" || return 0
+    mentions --train-data "$@" || fail "--train-data is missing: give the shards, such as 'data/tokens/train*.bin'"
+    mentions --run-dir "$@" || fail "--run-dir is missing: give the run's folder, one that all machines share"
+    run_dir=$(value_of --run-dir "$@")
+    mentions --resume "$@" || ! { [ -e "$run_dir/log.jsonl" ] || [ -e "$run_dir/checkpoints" ]; } ||
+        fail "--run-dir $run_dir already holds a run: add --resume to continue it, or choose another folder"
+}
+
+dry_run=
+for argument in "$@"; do
+    shift
+    if [ "$argument" = --dry-run ]; then
+        dry_run=yes
+    else
+        set -- "$@" "$argument"
+    fi
+done
 [ $# -ge 2 ] || usage "MODEL LENGTH [--dry-run] [OPTIONS OF train_gpt], such as: $0 gpt3-1.3b 2048 --dry-run"
 model=$1
 length=$2
@@ -26,27 +107,7 @@ case $length in
 2048 | 8192) ;;
 *) fail "LENGTH is 2048 or 8192, not '$length'" ;;
 esac
+! mentions --ranks "$@" || fail "--ranks: this script sets it (see --help); leave it out"
+! mentions --gpu "$@" || fail "--gpu: --dry-run plans for a100-80gb, h100-sxm and h200; leave it out, or ask train_gpt --plan --gpu"
 find_trainer
-dry_run=
-if [ "${1:-}" = --dry-run ]; then
-    dry_run=yes
-    shift
-fi
-settings="--model $model --seq-len $length --micro-batch $(micro_batch "$model" "$length") --global-batch 1Mi
-    --warmup-steps 358"
-most_ranks=4096 # COMM_MAX_RANKS
-
-# The plan of one of $1 GPUs, for each GPU that the scripts are meant for.
-print_plans() {
-    ranks=$1
-    shift
-    for gpu in a100-80gb h100-sxm h200; do
-        echo "$gpu, $ranks GPUs:"
-        "$trainer" $settings --plan --gpu $gpu --ranks "$ranks" "$@" || exit
-    done
-}
-
-# Ends the script if the options are wrong: each rank would say so, were they started.
-check_options() {
-    "$trainer" $settings --plan --gpu h200 "$@" --no-resume >/dev/null || exit
-}
+settings="--model $model --seq-len $length --micro-batch $(micro_batch "$model" "$length") --global-batch 1Mi $(warmup "$@")"

@@ -1,7 +1,11 @@
 #!/bin/sh
 # NVIDIA's compute-sanitizer over the tests of the GPU: memcheck (accesses out of bounds) and racecheck (shared memory
 # that one thread writes and another reads without a barrier). What `make sanitize-gpu` runs.
-# usage: sanitize_gpu.sh TEST...      TOOLS="memcheck racecheck initcheck synccheck" chooses the tools
+#
+#     scripts/sanitize_gpu.sh TEST...
+#     TOOLS="initcheck synccheck" scripts/sanitize_gpu.sh build/test/gpu_ops
+#
+# TOOLS are memcheck, racecheck, initcheck, synccheck, or several of them (default "memcheck racecheck").
 #
 # Under it the tests choose their small shapes (FLASHGPT_SMALL): a checked kernel is up to a thousand times slower.
 # A call of CUDA that fails is no finding here: the program checks each of them itself, and a test makes them fail.
@@ -11,6 +15,7 @@ export FLASHGPT_SMALL=1 OMP_WAIT_POLICY=passive
 PATH=$PATH:/usr/local/cuda/bin
 here=$(dirname "$0")
 . "$here/checks.sh"
+print_help "$@"
 [ $# -ge 1 ] || usage "TEST..., such as: make sanitize-gpu"
 for tool in ${TOOLS:-}; do
     case $tool in

@@ -5,8 +5,10 @@
 #
 #     scripts/table.sh [MORE OPTIONS OF measure_step.py]       such as --steps 10, or --torch cudnn for PyTorch beside it
 set -eu
-cd "$(dirname "$0")/.."
-. scripts/checks.sh
+here=$(dirname "$0")
+. "$here/checks.sh"
+print_help "$@"
+cd "$here/.."
 program nvidia-smi "the table is measured on a GPU"
 program ./train_gpt "build it with make"
 kernels=standard,fa1,fa2

@@ -1,11 +1,17 @@
 #!/bin/sh
 # What `make train` runs: learns a vocabulary of 1024 tokens from the text of this repository itself, sources and docs,
 # packs it into token shards (whole files for training or for validation), then trains the preset "tiny" on them, or
-# "gpt2-124m" where there is a GPU. Needs nothing but the two programs that `make` built. Options go to train_gpt, after
-# the ones below: scripts/train_on_own_text.sh --steps 50
+# "gpt2-124m" where there is a GPU. Needs nothing but the two programs that `make` built. Options go to train_gpt, and win
+# over the script's own.
+#
+#     make train ARGS="--steps 50"                     scripts/train_on_own_text.sh [OPTIONS OF train_gpt]
+#
+# FLASHGPT_BUILD is the folder of the program `prepare` (default build).
 set -eu
-cd "$(dirname "$0")/.."
-. scripts/checks.sh
+here=$(dirname "$0")
+. "$here/checks.sh"
+print_help "$@"
+cd "$here/.."
 prepare=${FLASHGPT_BUILD:-build}/prepare
 program "$prepare" "build it with make, or name its folder in FLASHGPT_BUILD"
 program ./train_gpt "build it with make"

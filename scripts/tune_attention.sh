@@ -1,16 +1,18 @@
 #!/bin/sh
 # Times candidates for the tiles of the fa2 kernels on the GPU that is there and prints the best lines of the tables in
-# attention/fa2_tiles.cuh; with WRITE it puts them there.
+# attention/fa2_tiles.cuh; with WRITE, any word but "", it puts them there.
 #
 #     make tune-attention [HEAD_DIMS="64 128"] [WRITE=1]     scripts/tune_attention.sh BUILD_DIR WRITE HEAD_DIM...
 #
 # Every candidate is compiled for one head dimension and bf16, checked against the reference and timed by attention/bench
 # over lengths and both masks, backward deterministic as well; the best has the highest mean rate. Candidates that do not
-# fit in shared memory are skipped by their static_assert, those that spill by what ptxas says.
+# fit in shared memory are skipped by their static_assert, those that spill by what ptxas says. NVCC names CUDA's compiler.
 set -eu
 export LC_ALL=C # rates with decimal points
-cd "$(dirname "$0")/.."
-. scripts/checks.sh
+here=$(dirname "$0")
+. "$here/checks.sh"
+print_help "$@"
+cd "$here/.."
 [ $# -ge 3 ] || usage 'BUILD_DIR WRITE HEAD_DIM..., such as: make tune-attention HEAD_DIMS="64 128"'
 build=$1
 write=$2

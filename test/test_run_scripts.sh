@@ -27,12 +27,24 @@ refused() { # refused MESSAGE COMMAND...: exit code 1, the message in the only l
     cat "$folder/err"
     [ $code -eq 1 ] && [ "$(wc -l <"$folder/err")" -eq 1 ] && grep -qF -- "$message" "$folder/err" && [ ! -s "$folder/out" ]
 }
+amid_ranks() { # amid_ranks COMMAND...: as if launchers had started it as one of many
+    (
+        export RANK=1 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=8
+        export OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=8 SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=1
+        "$@"
+    )
+}
 for script in run_machine.sh run_machines.sh run_slurm.sh; do
     check "$script alone is answered with the usage" refused "usage: scripts/$script MODEL LENGTH " scripts/$script
     check "$script refuses a model that it has no settings for" \
         refused "MODEL is gpt3-1.3b or gpt3-2.7b, not 'gpt3-13b'" scripts/$script gpt3-13b 2048 --dry-run
     check "$script refuses a length that it has no settings for" \
         refused "LENGTH is 2048 or 8192, not '4096'" scripts/$script gpt3-1.3b 4096 --dry-run
+    check "$script refuses ranks that it sets itself" \
+        refused "--ranks: this script sets it" scripts/$script gpt3-1.3b 2048 --dry-run --ranks 4
+    check "$script refuses another GPU than its plans are for" \
+        refused "--gpu: --dry-run plans for a100-80gb, h100-sxm and h200" scripts/$script gpt3-1.3b 2048 --gpu=l4
+    check "$script plans the same where RANK is set" amid_ranks three_plans_fit $script gpt3-1.3b 2048
 done
 for number in x 0 -1 08 2.5 "1 2" 4097 99999999999999999999; do
     check "run_machine.sh refuses $number GPUs" \
@@ -67,14 +79,49 @@ unset port
 check "more ranks than there may be are refused" refused "GPUS x MACHINES is a whole number from 1 to 4096, not '8192'" \
     env GPUS=4096 MACHINES=2 scripts/run_machines.sh gpt3-1.3b 2048 --dry-run
 check "ranks that all get a wrong option tell it once" refused "--bogus: no such option" machines --bogus
-check "and so other ranks than these" refused "--ranks 8, but the environment started 4" machines --ranks 8
+for option in --train-data --val-data --multiple-choice; do
+    check "so they do $option that is not there" refused "$option: no file matches '$folder/no*'; data/README.md says" \
+        machines --train-data synthetic --steps 400 $option "$folder/no*"
+done
+check "a missing --train-data" refused "--train-data is missing" machines --run-dir "$folder/new"
+check "a missing --run-dir" refused "--run-dir is missing" machines --train-data=synthetic --steps 400
+mkdir -p "$folder/used/checkpoints"
+check "and another run in it" refused "--run-dir $folder/used already holds a run: add --resume" \
+    machines --train-data synthetic --steps 400 --run-dir "$folder/used"
 mkdir "$folder/slurm"
-printf '#!/bin/sh\necho started by srun >&2\nexit 1\n' >"$folder/slurm/srun"
+printf '#!/bin/sh\necho "started by srun, RANK ${RANK-unset}" >&2\nexit 1\n' >"$folder/slurm/srun"
 chmod +x "$folder/slurm/srun"
-check "so do Slurm's tasks" refused "--bogus: no such option" \
-    env PATH="$folder/slurm:$PATH" SLURM_NTASKS=4 scripts/run_slurm.sh gpt3-1.3b 2048 --bogus
-check "which srun starts" refused "started by srun" \
-    env PATH="$folder/slurm:$PATH" SLURM_NTASKS=4 scripts/run_slurm.sh gpt3-1.3b 2048
+slurm() { # slurm OPTION...
+    env PATH="$folder/slurm:$PATH" SLURM_NTASKS=4 scripts/run_slurm.sh gpt3-1.3b 2048 "$@"
+}
+check "so do Slurm's tasks" refused "--bogus: no such option" slurm --bogus
+check "of a missing option, too" refused "--run-dir is missing" slurm --train-data synthetic --steps 400
+check "they go on with a run" refused "started by srun" slurm --train-data synthetic --steps 400 --run-dir "$folder/used"
+check "and are who Slurm says, whatever RANK was" refused "started by srun, RANK unset" \
+    amid_ranks slurm --train-data synthetic --steps 400 --run-dir "$folder/new"
+
+same_plans() { # same_plans ARGUMENT...: as with --dry-run in the third place
+    scripts/run_machine.sh gpt3-1.3b 2048 --dry-run --zero 0 >"$folder/left" && scripts/run_machine.sh "$@" >"$folder/right" &&
+        diff "$folder/left" "$folder/right"
+}
+check "--dry-run is understood in the first place" same_plans --dry-run gpt3-1.3b 2048 --zero 0
+check "and in the last" same_plans gpt3-1.3b 2048 --zero 0 --dry-run
+
+printf '#!/bin/sh\necho "$*"\n' >"$folder/tells"
+chmod +x "$folder/tells"
+warms_up() { # warms_up OPTION...: for 358 steps
+    FLASHGPT_TRAINER=$folder/tells scripts/run_machine.sh gpt3-1.3b 2048 "$@" | tee "$folder/out" | grep -e '--warmup-steps 358'
+}
+does_not() {
+    ! "$@" && [ -s "$folder/out" ]
+}
+for steps in "" "--steps 358" --steps=1000 "--steps 60k" "--steps 60 --steps 0"; do
+    check "the warm-up takes 358 steps: '$steps'" warms_up $steps
+done
+for steps in "--steps 60" --steps=357 "--steps 1000 --steps 9"; do
+    check "fewer steps have a warm-up of their own: $steps" does_not warms_up $steps
+done
+check "they are planned" scripts/run_machine.sh gpt3-1.3b 2048 --steps 60 --dry-run
 
 from_another_folder() { # the trainer is the one beside the script
     mkdir -p "$folder/there/scripts"
@@ -101,11 +148,62 @@ check "two machines train" env MACHINES=2 MACHINE=0 GPUS=2 MASTER_ADDR=127.0.0.1
     scripts/run_machines.sh gpt3-1.3b 2048 $tiny --run-dir "$folder/two"
 check "the other one ends well, too" wait $!
 check "with the losses of one" same_losses one two
-one_fails() { # the folder holds a run
-    ! MACHINES=1 MACHINE=0 GPUS=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
-        scripts/run_machines.sh gpt3-1.3b 2048 $tiny --run-dir "$folder/two" --comm-timeout 5
+printf '#!/bin/sh\ncase "$*" in *--plan*) exit ;; esac\nset -- $CODES\nshift "$RANK"\nexit "$1"\n' >"$folder/coded"
+printf '#!/bin/sh\ncase "$*" in *--plan*) exit ;; esac\necho $RANK >>"$SLEEPERS"\nexec sleep 100\n' >"$folder/sleeps"
+chmod +x "$folder/coded" "$folder/sleeps"
+ends_with() { # ends_with CODE CODE_OF_A_RANK...
+    expected=$1
+    shift
+    code=0
+    env FLASHGPT_TRAINER="$folder/coded" CODES="$*" MACHINES=1 GPUS=$# MACHINE=0 MASTER_ADDR=127.0.0.1 \
+        scripts/run_machines.sh gpt3-1.3b 2048 --train-data synthetic --run-dir "$folder/new" || code=$?
+    [ $code -eq "$expected" ] || { echo "exit code $code" && return 1; }
 }
-check "a failure of the ranks is the script's" one_fails
+check "ranks that all end well do so for the script" ends_with 0 0 0 0
+check "a failure of a rank is the script's" ends_with 1 0 1 0
+check "the first by number where there are several" ends_with 1 0 1 137
+check "what took others along counts, not that they were" ends_with 137 3 137 3 0
+check "unless all were" ends_with 3 0 3 3
+
+# Signals. A shell's background commands ignore SIGINT, which a terminal's do not, and only env of GNU can change that.
+two_ranks() { # two_ranks OPTION...: in a process group of their own, instead of the shell that calls it
+    exec env --default-signal MACHINES=1 GPUS=2 MACHINE=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+        setsid scripts/run_machines.sh gpt3-1.3b 2048 $tiny "$@"
+}
+until_there() { # until_there FILE TEXT
+    tries=0
+    until grep -qs "$2" "$1" || [ $tries -ge 300 ]; do
+        sleep 0.1
+        tries=$((tries + 1))
+    done
+}
+ended_by() { # ended_by SIGNAL PROCESS: its exit code in $code, and no rank of its group is left
+    kill -s "$1" -- "$2"
+    code=0
+    wait "${2#-}" || code=$?
+    echo "exit code $code"
+    ! kill -s KILL -- "-${2#-}" 2>/dev/null
+}
+saves_and_stops() { # saves_and_stops SIGNAL [-]: after SIGNAL for the script, or "-" for all its group, as from a terminal
+    run=$folder/stopped-$1${2-}
+    (two_ranks --steps 1000000 --run-dir "$run") &
+    until_there "$run/log.jsonl" '"type":"step"'
+    ended_by "$1" "${2-}$!" && [ $code -eq 0 ] && grep "SIG$1: saved step" "$run/log.jsonl"
+}
+ends_before_ranks_listen() { # ends_before_ranks_listen SIGNAL CODE
+    rm -f "$folder/asleep"
+    (FLASHGPT_TRAINER=$folder/sleeps SLEEPERS=$folder/asleep two_ranks --run-dir "$folder/new") &
+    until_there "$folder/asleep" 1 && until_there "$folder/asleep" 0
+    ended_by "$1" $! && [ $code -eq "$2" ]
+}
+if env --default-signal true 2>/dev/null; then
+    for signal in TERM INT HUP; do
+        check "SIG$signal for the script stops its ranks, and all end well" saves_and_stops $signal
+        check "so does one for all of them: it is the same wish" saves_and_stops $signal -
+    done
+    check "ranks that do not listen yet end by SIGTERM" ends_before_ranks_listen TERM 143
+    check "and for SIGINT, which they ignore" ends_before_ranks_listen INT 143
+fi
 
 # measure_scaling.sh: two ranks alone and together
 unset CUDA_VISIBLE_DEVICES
@@ -127,6 +225,7 @@ scaling_table() { # the shares are those of the times, the slowest GPU's alone b
 }
 check "GPUs are timed alone and together" scaling_table 3,5 "3 alone,5 alone,2 together,"
 check "the first of more GPUs are" scaling_table "3, 5,5,7" "3 alone,5 alone,2 together,"
+check "they train for themselves where RANK is set" amid_ranks scaling_table 3,5 "3 alone,5 alone,2 together,"
 check "measure_scaling.sh alone is answered with the usage" refused "usage: scripts/measure_scaling.sh RANKS TOKENS " scaling
 for number in x 0 -2 02 2.0 "2 2" "" 99999999999999999999; do
     check "'$number' ranks are refused" refused "RANKS is a whole number from 1 to 4096, not '$number'" \
@@ -157,7 +256,7 @@ for option in --ranks=2 --global-batch; do
 done
 check "so is the run's folder" refused "--run-dir: the runs that are measured leave nothing behind" \
     scaling 2 256 $small --run-dir "$folder/one"
-for option in --plan --dry-run --help -h --evaluate; do
+for option in --plan --dry-run --evaluate; do
     check "$option, with which nothing trains, is refused" refused "$option: does not train" scaling 2 256 $small $option
 done
 echo "plan = true" >"$folder/plan.conf"
@@ -194,6 +293,29 @@ interrupted_scaling() { # what it has started ends with it, and its folder goes
     [ $code -eq 1 ] && [ -z "$(ls "$folder/temporary")" ] && [ "$(echo "$runs" | wc -w)" -eq 2 ]
 }
 check "a measurement that is stopped leaves nothing behind" interrupted_scaling
+
+# --help
+helps() { # helps SCRIPT WORD...: its comment, which has these words, and nothing else of it
+    for argument in --help -h; do
+        env -i PATH="$PATH" "scripts/$1" a b c $argument >"$folder/out" 2>"$folder/err" && [ ! -s "$folder/err" ] || return 1
+        ! grep -n -e '^#' -e '^set ' -e 'here=' "$folder/out" || return 1
+        for word in "scripts/$@"; do
+            grep -qF -- "$word" "$folder/out" || { echo "$argument lacks $word" && return 1; }
+        done
+    done
+}
+for script in scripts/*.sh; do
+    case $script in
+    */checks.sh | */run_settings.sh) ;; # others source them
+    *) check "$script has --help" helps "${script#scripts/}" ;;
+    esac
+done
+check "run_machine.sh's names its variables" helps run_machine.sh "GPUS: " "FLASHGPT_TRAINER: " "MODEL LENGTH"
+check "so does run_machines.sh's" helps run_machines.sh "GPUS: " "MACHINES: " "MACHINE: " "MASTER_ADDR: " "MASTER_PORT: " \
+    "FLASHGPT_TOKEN: " "FLASHGPT_TRAINER: " "WORLD_SIZE is GPUS x MACHINES" "scripts/run_machines.sh gpt3-2.7b 8192 --train-data"
+check "run_slurm.sh's begins after Slurm's options" helps run_slurm.sh "Trains a GPT-3 size under Slurm" "FLASHGPT_TRAINER: "
+check "measure_scaling.sh's names its variables" helps measure_scaling.sh TURNS STEPS CUDA_VISIBLE_DEVICES FLASHGPT_TRAINER
+check "sanitize_gpu.sh's names its tools" helps sanitize_gpu.sh "TOOLS are memcheck, racecheck, initcheck, synccheck"
 
 # the others
 check "attention_registers.sh alone is answered with the usage" \
