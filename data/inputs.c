@@ -50,10 +50,16 @@ static enum status add_folder(struct inputs *inputs, const char *path) {
     return status;
 }
 
+static enum status fail_to_find(const char *path) {
+    return errno == ENOENT
+               ? fail("%s: there is no such file or folder to read text from; give paths that exist", path)
+               : fail("%s: cannot read: %s", path, strerror(errno));
+}
+
 static enum status add_path(struct inputs *inputs, const char *path, bool in_folder) {
     struct stat info, target;
     if (lstat(path, &info) != 0) {
-        return fail("%s: cannot read: %s", path, strerror(errno));
+        return fail_to_find(path);
     }
     if (S_ISLNK(info.st_mode)) {
         bool broken = stat(path, &target) != 0;
@@ -61,7 +67,7 @@ static enum status add_path(struct inputs *inputs, const char *path, bool in_fol
             return STATUS_OK;
         }
         if (broken) {
-            return fail("%s: cannot read: %s", path, strerror(errno));
+            return fail_to_find(path);
         }
         info = target;
     }
@@ -83,7 +89,9 @@ enum status inputs_add(struct inputs *inputs, const char *path) {
 enum status inputs_add_list(struct inputs *inputs, const char *list) {
     FILE *file = strcmp(list, "-") == 0 ? stdin : fopen(list, "re");
     if (file == NULL) {
-        return fail("--files-from %s: cannot open: %s", list, strerror(errno));
+        return fail(
+            "--files-from %s: cannot open: %s; give a file with a path on each line, or - for standard input",
+            list, strerror(errno));
     }
     enum status status = STATUS_OK;
     char *line = NULL;

@@ -2,8 +2,8 @@
 
    One pass over the inputs in a fixed order, in pieces, so memory does not grow with the data; --train-bpe makes one
    before it to learn the vocabulary. A document is end-of-text, then its tokens. An input goes to validation when that
-   brings validation's share of the bytes closer to --val-fraction; a single file is cut instead. Pieces are gathered
-   until there is work for all threads, encoded, and written in their order.
+   brings validation's share of the bytes closer to --val-fraction; if that is none, the last one is cut. Pieces are
+   gathered until there is work for all threads, encoded, and written in their order.
 
      inputs.h     the list of files          source.h     the documents of one of them
      output.h     tokens into shards         progress.h   what --resume goes on from
@@ -57,10 +57,11 @@ struct job {
     bool overwrite, resume, split_documents, decode, help;
     int lock; /* the open out_dir; -1: not yet */
     struct inputs inputs;
-    bool single_file;    /* one file is all there is */
+    int64_t last_text;   /* index of the last file that is not empty or binary; -1: there is none */
     bool standard_input; /* is among the inputs: what is in it shows only when it is read */
     struct tokenizer *tokenizer;
-    struct bpe_trainer *trainer; /* while words are counted: no shards are written */
+    char found_tokenizer[PATH_MAX]; /* --decode: the name of a shard's, where none was given */
+    struct bpe_trainer *trainer;    /* while words are counted: no shards are written */
     struct output outputs[2];
     char *text; /* of the pieces, and after them PIECE_BYTES for the next one */
     size_t text_used, text_capacity;
@@ -289,26 +290,30 @@ static int64_t find_line(FILE *file, int64_t end) {
     return 0;
 }
 
-/* Where the training part of a single file ends: after the line in which its share is reached. If that is the last line,
-   text is cut within it, and `lines` of JSON before it; a single line of JSON is for training. */
-static int64_t find_cut(const char *path, int64_t size, double val_fraction, bool lines) {
-    int64_t share = (int64_t)((double)size * (1 - val_fraction)), cut = share;
-    FILE *file = fopen(path, "rbe");
-    if (file != NULL) { /* if not, reading it will tell */
-        fseeko(file, share, SEEK_SET);
-        for (int byte; (byte = getc(file)) != EOF;) {
-            cut++;
-            if (byte == '\n') {
-                break;
-            }
-        }
-        if (cut == size && lines) {
-            share = find_line(file, share);
-            share = share > 0 ? share : size;
-        }
-        fclose(file);
+/* Where the training part of the file ends that is cut because none was small enough for validation: after the line in
+   which its share is reached. Text is cut within that line if little would be left behind it, and lines of JSON before it
+   if nothing would. 0: nowhere, it is a single line of JSON or a byte. */
+static int64_t find_cut(const struct job *job, const struct input *input) {
+    int64_t size = input->bytes, all = job->outputs[TRAIN].state.bytes + size;
+    int64_t share = (int64_t)((double)size - job->val_fraction * (double)all), cut = share;
+    FILE *file = fopen(input->path, "rbe");
+    if (file == NULL) { /* reading it will tell */
+        return 0;
     }
-    return cut < size ? cut : share;
+    fseeko(file, share, SEEK_SET);
+    for (int byte; (byte = getc(file)) != EOF;) {
+        cut++;
+        if (byte == '\n') {
+            break;
+        }
+    }
+    if (job->field == NULL && 2 * (size - cut) < size - share) {
+        cut = share;
+    } else if (job->field != NULL && cut >= size) {
+        cut = find_line(file, share);
+    }
+    fclose(file);
+    return cut < size ? cut : 0;
 }
 
 /* The part of an input that ends at `end`. */
@@ -321,7 +326,7 @@ static enum status add_part(
     }
     enum status status = source_open(&source);
     if (status == STATUS_OK) {
-        bool binary = !resumed && source.field == NULL && source_is_binary(&source);
+        bool binary = !resumed && begin == 0 && source.field == NULL && source_is_binary(&source);
         if (!binary && end > 0) {
             status = add_source(job, side, &source, resumed);
         } else if (++job->progress.skipped <= NOTES && job->trainer == NULL) { /* not twice */
@@ -333,24 +338,31 @@ static enum status add_part(
     return status;
 }
 
+/* There is to be text for validation, and no other file will bring it. Where none was small enough the last one has at
+   least twice the share that is wanted. */
+static bool must_be_cut(const struct job *job, enum side side) {
+    return job->progress.input == job->last_text && job->val_fraction > 0 && side == TRAIN &&
+           job->outputs[VAL].state.documents == 0;
+}
+
 static enum status add_input(struct job *job, const struct input *input, bool resumed) {
     bool standard = strcmp(input->path, "-") == 0;
     int64_t end = standard ? INT64_MAX : input->bytes;
-    if (job->single_file && job->val_fraction > 0 && end > 0) {
-        int64_t cut = find_cut(input->path, end, job->val_fraction, job->field != NULL);
-        bool train_done = resumed && job->progress.side == VAL;
-        if (!train_done) {
-            CHECK(add_part(job, input, TRAIN, 0, cut, resumed));
-        }
-        if (job->progress.skipped > 0 || cut == end) { /* binary, or all of it for training */
-            return STATUS_OK;
-        }
-        return add_part(job, input, VAL, cut, end, train_done);
-    }
     enum side side = resumed                                          ? (enum side)job->progress.side
                      : !standard && belongs_to_val(job, input->bytes) ? VAL
                                                                       : TRAIN;
-    return add_part(job, input, side, 0, end, resumed);
+    if (!resumed) {
+        job->progress.cut = must_be_cut(job, side) ? find_cut(job, input) : 0;
+    }
+    int64_t cut = job->progress.cut;
+    if (cut == 0) {
+        return add_part(job, input, side, 0, end, resumed);
+    }
+    bool train_done = resumed && side == VAL;
+    if (!train_done) {
+        CHECK(add_part(job, input, TRAIN, 0, cut, resumed));
+    }
+    return add_part(job, input, VAL, cut, end, train_done);
 }
 
 static enum status add_inputs(struct job *job, bool resumed) {
@@ -571,6 +583,17 @@ static enum status publish(struct job *job) {
     return file_sync(job->out_dir);
 }
 
+/* What cannot be opened counts: reading it will tell. */
+static bool has_text(const struct job *job, const struct input *input) {
+    struct source source = {.path = input->path, .field = job->field, .end = input->bytes};
+    if (input->bytes == 0) { /* empty, or standard input */
+        return false;
+    }
+    bool binary = source.field == NULL && source_open(&source) == STATUS_OK && source_is_binary(&source);
+    source_close(&source);
+    return !binary;
+}
+
 static enum status list_inputs(struct job *job, char **paths, int path_count) {
     bool list_is_standard = job->files_from != NULL && strcmp(job->files_from, "-") == 0;
     int texts = 0; /* from standard input */
@@ -588,7 +611,10 @@ static enum status list_inputs(struct job *job, char **paths, int path_count) {
     if (job->files_from != NULL) {
         CHECK(inputs_add_list(&job->inputs, job->files_from));
     }
-    job->single_file = job->inputs.count == 1 && !job->standard_input;
+    job->last_text = job->inputs.count - 1;
+    while (job->last_text >= 0 && !has_text(job, &job->inputs.files[job->last_text])) {
+        job->last_text--;
+    }
     return STATUS_OK;
 }
 
@@ -639,8 +665,9 @@ static enum status decode_tokens(
         size_t bytes;
         const char *text = tokenizer_token_bytes(job->tokenizer, tokens[i], &bytes);
         if (text == NULL) {
-            return fail("%s: the token %u is none of the %d of --tokenizer %s", path, tokens[i],
-                tokenizer_vocab_size(job->tokenizer), job->tokenizer_name);
+            return fail(
+                "%s: the token %u is none of the %d of --tokenizer %s; give the one that made the shard",
+                path, tokens[i], tokenizer_vocab_size(job->tokenizer), job->tokenizer_name);
         }
         if (tokens[i] == tokenizer_end_of_text(job->tokenizer)) {
             text = end_of_text_name;
@@ -666,10 +693,47 @@ static enum status decode_shard(const struct job *job, const char *path, uint16_
     return status;
 }
 
+/* The tokenizer whose files lie beside a shard, or that the manifest there names; else bytes. */
+static enum status find_tokenizer_of(const char *shard, char name[PATH_MAX]) {
+    char folder[PATH_MAX], manifest[PATH_MAX];
+    const char *slash = strrchr(shard, '/'), *named;
+    struct json *json;
+    snprintf(folder, sizeof folder, "%.*s", slash == NULL ? 1 : (int)min_i64(slash - shard + 1, PATH_MAX - 1),
+        slash == NULL ? "." : shard);
+    CHECK(path_join(manifest, sizeof manifest, folder, "manifest.json"));
+    if (tokenizer_is_in(folder) || !path_exists(manifest)) {
+        snprintf(name, PATH_MAX, "%s", tokenizer_is_in(folder) ? folder : "bytes");
+        return STATUS_OK;
+    }
+    CHECK(json_read_file(&json, manifest));
+    enum status status = json_get_string(json, "tokenizer", &named, manifest);
+    if (status == STATUS_OK) {
+        snprintf(name, PATH_MAX, "%s", named);
+    }
+    json_free(json);
+    return status;
+}
+
+static enum status open_tokenizer_of(struct job *job, const char *shard) {
+    tokenizer_close(job->tokenizer);
+    job->tokenizer = NULL;
+    CHECK(find_tokenizer_of(shard, job->found_tokenizer));
+    job->tokenizer_name = job->found_tokenizer;
+    return open_tokenizer(job) == STATUS_OK
+               ? STATUS_OK
+               : fail("%s: its tokenizer cannot be read (%s); give --tokenizer", shard, error_message());
+}
+
 static enum status decode_shards(struct job *job, char **paths, int path_count) {
-    CHECK(open_tokenizer(job));
+    bool given = job->tokenizer_name != NULL;
+    if (given) {
+        CHECK(open_tokenizer(job));
+    }
     CHECK(output_create(&job->outputs[TRAIN], "", "train", job->shard_tokens)); /* for its buffer */
     for (int i = 0; i < path_count; i++) {
+        if (!given) {
+            CHECK(open_tokenizer_of(job, paths[i]));
+        }
         CHECK(decode_shard(job, paths[i], job->outputs[TRAIN].buffer, stdout));
     }
     return fflush(stdout) == 0 ? STATUS_OK : fail("cannot write the text: %s", strerror(errno));
@@ -691,7 +755,9 @@ static void print_summary(const struct job *job) {
         fprintf(stderr, "note: skipped %" PRId64 " binary or empty files in all\n", job->progress.skipped);
     }
     if (job->outputs[VAL].state.shards == 0 && job->val_fraction > 0) {
-        fprintf(stderr, "note: no file fell to validation; give more files or a larger --val-fraction\n");
+        fprintf(stderr, "note: nothing fell to validation: standard input and a single line of JSON are for "
+                        "training; give "
+                        "more files or a larger --val-fraction\n");
     }
 }
 
@@ -712,9 +778,9 @@ static const char help_text[] =
     "                        tiktoken rank file\n"
     "  --train-bpe N         learn a vocabulary of N tokens from the text first, 257 to 65536; it goes to "
     "DIR\n"
-    "  --val-fraction F      share of the text for validation, 0 to 0.5; whole files, or the end of a "
-    "single\n"
-    "                        file (0.1)\n"
+    "  --val-fraction F      share of the text for validation, 0 to 0.5; whole files, or the end of the "
+    "last\n"
+    "                        one if none is small enough (0.1)\n"
     "  --shard-tokens N      a new shard is begun after N tokens, 1 to 2000000000 (100000000)\n"
     "  --files-from FILE     also take the paths in FILE, one a line; - reads them from standard input\n"
     "  --field NAME          files are JSON lines: each line an object, its member NAME a document\n"
@@ -722,7 +788,10 @@ static const char help_text[] =
     "  --overwrite           replace shards that are in DIR already\n"
     "  --resume              go on where a run with the same options and files was interrupted, if one was\n"
     "  --threads N           that encode, 1 to 256 (as many as cores)\n"
-    "  --decode              print the text of shards; documents begin with <|endoftext|>\n"
+    "  --decode              print the text of shards; documents begin with <|endoftext|>. The tokenizer is "
+    "that of "
+    "the\n"
+    "                        folder's manifest, if none is given\n"
     "  --help                this text\n"
     "\n"
     "Example:\n"
@@ -858,15 +927,15 @@ static void clear(struct job *job) {
 
 static enum status run(struct job *job, int argc, char **argv) {
     CHECK(parse_options(job, argc, argv));
-    if (job->tokenizer_name == NULL) {
-        job->tokenizer_name = job->train_bpe > 0 ? job->out_dir : "bytes";
-    }
     if (job->help) {
         fputs(help_text, stdout);
         return STATUS_OK;
     }
     if (job->decode) {
         return decode_shards(job, argv + optind, argc - optind);
+    }
+    if (job->tokenizer_name == NULL) {
+        job->tokenizer_name = job->train_bpe > 0 ? job->out_dir : "bytes";
     }
     enum status status = write_shards(job, argv + optind, argc - optind);
     end_bar(job);

@@ -15,7 +15,7 @@ struct header {
     uint32_t magic, version;
     struct progress progress;
 };
-enum { MAGIC = 0x50504c46, VERSION = 1, MOST_BYTES = sizeof(struct header) + 2 * BUFFER_TOKENS * 2 + 8 };
+enum { MAGIC = 0x50504c46, VERSION = 2, MOST_BYTES = sizeof(struct header) + 2 * BUFFER_TOKENS * 2 + 8 };
 
 enum status progress_save(
     const char *folder, const struct progress *progress, const struct output *const outputs[2]) {
@@ -65,7 +65,8 @@ static enum status parse(const uint8_t *data, size_t bytes, const char *path, st
     }
     const struct progress *p = &header.progress;
     bool sound = state_is_sound(&p->outputs[0]) && state_is_sound(&p->outputs[1]) && p->input >= 0 &&
-                 (p->side == 0 || p->side == 1) && p->offset >= 0 && p->line >= 0 && p->skipped >= 0;
+                 (p->side == 0 || p->side == 1) && p->cut >= 0 && p->offset >= 0 && p->line >= 0 &&
+                 p->skipped >= 0;
     size_t buffers = sound ? 2 * (size_t)(p->outputs[0].buffered + p->outputs[1].buffered) : 0;
     if (!sound || bytes != sizeof header + buffers + sizeof digest ||
         digest != xxh64_of(data, bytes - sizeof digest)) {

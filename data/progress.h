@@ -9,6 +9,7 @@ struct progress {
     uint64_t run;                   /* a checksum of the options and inputs: what makes it the same run */
     int64_t input;                  /* index of the input that is being read */
     int64_t side;                   /* index of the output that it goes to */
+    int64_t cut;                    /* where its part for validation begins; 0: it is all for one side */
     int64_t offset;                 /* bytes of it, from its beginning, whose tokens are in the outputs */
     int64_t line;                   /* and lines, of JSON lines */
     int64_t document;               /* 1: a document begins there; 0: it goes on */

@@ -89,12 +89,41 @@ test_a_single_file_of_one_line_is_cut_at_the_share() {
     [ "$(tokens out/val_000000.bin | wc -l)" -eq 251 ]
 }
 
-test_too_few_files_for_the_share_are_noted() {
+test_where_no_file_is_small_enough_the_last_one_with_text_is_cut() {
     mkdir in
-    letters 10 x >in/a
-    letters 10 x >in/b
-    "$prepare" --out-dir out in 2>notes
-    grep -q 'note: no file fell to validation' notes
+    for i in 1 2 3 4 5; do
+        seq $((i * 100)) $((i * 100 + 99)) >in/$i # 400 bytes each
+    done
+    "$prepare" --out-dir out in >summary
+    [ "$(xargs <summary)" = \
+        "train 5 files 1809 tokens 1 shard out/train_*.bin val 1 file 197 tokens 1 shard out/val_*.bin" ]
+    "$prepare" --decode out/val_000000.bin >val
+    { printf '<|endoftext|>' && seq 551 599; } | cmp - val
+    "$prepare" --decode out/train_000000.bin | sed 's/<|endoftext|>//' >train # none of it is learnt from
+    { cat in/1 in/2 in/3 in/4 && seq 500 550; } | cmp - train
+    printf 'a\0b' >in/6
+    : >in/7
+    "$prepare" --out-dir with in 2>notes
+    cmp out/val_000000.bin with/val_000000.bin # what has no text does not count
+    cmp out/train_000000.bin with/train_000000.bin
+    [ "$(wc -l <notes)" -eq 3 ]
+    echo standard | "$prepare" --out-dir piped - in/1
+    "$prepare" --decode piped/val_000000.bin | tail -n 1 | grep -qx 199
+}
+
+test_text_of_long_lines_has_its_share_too() {
+    { letters 950 x && echo && letters 40 y && echo; } >text # the line in which the share is reached ends late
+    "$prepare" --out-dir out text
+    [ "$(tokens out/val_000000.bin | wc -l)" -eq 101 ]
+    printf a >byte
+    "$prepare" --out-dir one byte 2>notes
+    [ "$(tokens one/train_000000.bin | xargs)" = "256 97" ]
+    [ ! -e one/val_000000.bin ]
+}
+
+test_text_that_cannot_be_shared_out_is_noted() {
+    echo text | "$prepare" --out-dir out - 2>notes
+    grep -q '^note: nothing fell to validation: .*--val-fraction$' notes
     [ ! -e out/val_000000.bin ]
 }
 
@@ -189,7 +218,7 @@ test_a_run_that_fails_leaves_older_shards_and_no_temporary_ones() {
     code=0
     "$prepare" --out-dir out --overwrite --shard-tokens 10 text missing >output 2>&1 || code=$?
     [ "$code" -eq 1 ]
-    grep -qF 'prepare: missing: cannot read: No such file' output
+    grep -qF 'prepare: missing: there is no such file or folder' output
     diff -r before out
 }
 
@@ -282,7 +311,7 @@ test_a_run_that_is_killed_goes_on_to_the_same_bytes() {
         seq $((i * 1000)) $((i * 140000)) >in/$i
         seq 1 $((i * 60000)) | sed 's/.*/{"text": "&", "n": 0}/' >>lines
     done
-    for form in "in" "in/6" "--field text lines"; do
+    for form in "in" "in/6" "in/5 in/6" "--field text lines"; do
         "$prepare" --out-dir whole --threads 1 --shard-tokens 200000 $form
         killed_and_resumed --out-dir parts --threads 1 --shard-tokens 200000 $form
         diff -r whole parts
@@ -381,8 +410,8 @@ test_bad_options_are_refused_by_name() {
 }
 
 test_bad_files_are_refused_by_name() {
-    refuses "missing: cannot read: No such file" missing
-    refuses "--files-from missing: cannot open: No such file" --files-from missing
+    refuses "missing: there is no such file or folder to read text from" missing
+    refuses "--files-from missing: cannot open: No such file or directory; give a file" --files-from missing
     refuses "--files-from .: cannot read: Is a directory" --files-from .
     mkfifo pipe
     refuses "pipe: is neither a file nor a folder" pipe

@@ -55,6 +55,29 @@ test_text_comes_back_from_shards() {
     [ "$("$prepare" --decode plain/train_000000.bin)" = '<|endoftext|>bytes' ]
 }
 
+test_decoding_finds_the_tokenizer_that_made_the_shards() {
+    "$prepare" --out-dir learnt --train-bpe 640 "$golden/text.txt"
+    "$prepare" --out-dir given --tokenizer "$golden" "$golden/text.txt"
+    printf 'bytes' >text
+    "$prepare" --out-dir plain --val-fraction 0 text
+    { "$prepare" --decode --tokenizer learnt learnt/train_000000.bin && decode given/val_000000.bin; } >expected
+    mv learnt moved # beside the shards is where it is looked for first
+    "$prepare" --decode moved/train_000000.bin given/val_000000.bin | cmp - expected
+    "$prepare" --decode plain/train_000000.bin given/train_000000.bin >both
+    { printf '<|endoftext|>bytes' && decode given/train_000000.bin; } | cmp - both
+    (cd plain && [ "$("$prepare" --decode train_000000.bin)" = '<|endoftext|>bytes' ])
+    mkdir alone
+    cp given/val_000000.bin alone
+    cd alone
+    code=0
+    "$prepare" --decode val_000000.bin >text 2>err || code=$?
+    [ "$code" -eq 1 ]
+    grep -Eq 'the token [0-9]+ is none of the 257 of --tokenizer bytes; give the one that made the shard$' err
+    sed 's/"tokenizer": "[^"]*"/"tokenizer": "gone"/' ../given/manifest.json >manifest.json
+    "$prepare" --decode val_000000.bin 2>err && exit 1
+    grep -q "^prepare: val_000000.bin: its tokenizer cannot be read (.*gone.*); give --tokenizer$" err
+}
+
 test_documents_in_a_file_are_split_at_the_end_of_text() {
     mark='<|endoftext|>'
     printf '%s' "${mark}one$mark${mark}two <|endoftext$mark" >text
