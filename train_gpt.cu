@@ -102,6 +102,7 @@ static enum status log_step(struct worker *w, const struct step_result *result, 
     m.learning_rate = learning_rate;
     m.milliseconds = seconds * 1e3;
     m.tokens_per_second = tokens_per_second;
+    m.ranks = w->comm->ranks;
     m.tflops = per_rank * flops_per_token(parameters, c->layers, c->channels, (int)o->seq_len);
     m.tflops_causal = per_rank * flops_per_token_causal(parameters, c->layers, c->channels, (int)o->seq_len);
     m.mfu = w->peak_tflops > 0.0 ? m.tflops / w->peak_tflops : -1.0;
@@ -417,11 +418,15 @@ static enum status make_run_dir(const struct run *run) {
     char log[PATH_BYTES], checkpoints[PATH_BYTES];
     CHECK(path_join(log, sizeof log, run->run_dir, "log.jsonl"));
     CHECK(path_join(checkpoints, sizeof checkpoints, run->run_dir, "checkpoints"));
-    if (!o->resume && !run->restarted && (path_exists(log) || path_exists(checkpoints))) {
+    bool begun = path_exists(checkpoints) || !metrics_log_is_before_first_step(log);
+    if (!o->resume && !run->restarted && begun) {
         return fail("--run-dir %s already holds a run: add --resume to continue it, or choose another folder",
             run->run_dir);
     }
-    CHECK(make_directories(run->run_dir));
+    if (make_directories(run->run_dir) != STATUS_OK) {
+        return fail(
+            "--run-dir %s: %s; give a folder that can be made and written", run->run_dir, error_message());
+    }
     if (access(run->run_dir, W_OK | X_OK) != 0) {
         return fail("--run-dir %s cannot be written: %s", run->run_dir, strerror(errno));
     }
@@ -577,7 +582,7 @@ static void note_disk_space(const struct worker *w) {
 static void print_summary(const struct worker *w) {
     const struct options *o = w->options;
     const struct model_config *c = &w->run->config;
-    char parameters[32], tokens[32], batch[32];
+    char parameters[32], tokens[32], batch[32], zero[32] = "";
     format_count(parameters, sizeof parameters, (double)model_get_layout(w->model)->parameters);
     format_count(batch, sizeof batch, (double)o->global_batch);
     log_line(
@@ -597,9 +602,12 @@ static void print_summary(const struct worker *w) {
         log_line("data     %s: %s tokens in %d shard%s", o->train_data, tokens,
             dataloader_shards(w->train_data), dataloader_shards(w->train_data) == 1 ? "" : "s");
     }
-    log_line("batch    %s tokens a step: %lld micro-step%s of %d x %d tokens on %d rank%s", batch,
+    if (w->comm->ranks > 1) {
+        snprintf(zero, sizeof zero, ", ZeRO %d", zero_stage(o));
+    }
+    log_line("batch    %s tokens a step: %lld micro-step%s of %d x %d tokens on %d rank%s%s", batch,
         (long long)w->micro_steps, w->micro_steps == 1 ? "" : "s", (int)o->micro_batch, (int)o->seq_len,
-        w->comm->ranks, w->comm->ranks == 1 ? "" : "s");
+        w->comm->ranks, w->comm->ranks == 1 ? "" : "s", zero);
     if (w->run->run_dir[0] != '\0') {
         log_line("run      %s", w->run->run_dir);
         note_disk_space(w);
@@ -779,6 +787,20 @@ static enum status check_same_data(struct worker *w) {
                      "same files");
 }
 
+/* What several ranks read of text: questions, and the tokenizer that makes tokens of them. */
+static enum status check_same_text(struct worker *w) {
+    const char *questions = w->options->multiple_choice;
+    uint64_t digest = 0;
+    if (questions[0] == '\0') {
+        return STATUS_OK;
+    }
+    CHECK(comm_agree(w->ranks, xxh64_file(questions, &digest)));
+    CHECK(check_same(w, digest,
+        "finds other questions in --multiple-choice than rank 0: give all machines the same file"));
+    return check_same(w, tokenizer_fingerprint(w->tokenizer),
+        "finds another vocabulary in --tokenizer than rank 0: give all machines the same files");
+}
+
 /* A file of this rank's in the folder that the first rank has made. A network's file system may show it late. */
 static enum status sign_in(const struct worker *w, const char *folder) {
     char path[PATH_BYTES], name[32];
@@ -862,6 +884,7 @@ static enum status set_up(struct worker *w, const struct launch_rank *rank) {
     }
     CHECK(check_same_data(w));
     CHECK(open_tokenizer(w));
+    CHECK(check_same_text(w));
     pace_init(&w->pace);
     w->state.data_windows = dataloader_windows(w->train_data);
     CHECK(create_model(w));
@@ -1035,11 +1058,18 @@ static enum status take_shape_from(struct run *run, const char *path) {
 /* Shape and tokenizer of weights that a new run starts from, or that are used as they are. */
 static enum status take_shape_of_start(struct run *run, const char *path) {
     struct options *o = &run->options;
-    char checkpoints[PATH_BYTES];
+    char checkpoints[PATH_BYTES], config[PATH_BYTES];
     CHECK(path_join(checkpoints, sizeof checkpoints, path, "checkpoints"));
+    CHECK(path_join(config, sizeof config, path, "config.json"));
     if (path_is_directory(checkpoints)) {
         return fail("--init-from %s: is the folder of a run; give one of its checkpoints, those in %s", path,
             checkpoints);
+    }
+    if (!path_exists(config)) {
+        return fail("--init-from %s: there is no config.json in it; give a checkpoint or a GPT-2 folder of "
+                    "Hugging Face's "
+                    "(data/download.sh gpt2 fetches one)",
+            path);
     }
     CHECK(take_shape_from(run, path));
     if (options_take_shape(o, &run->config) != STATUS_OK) {

@@ -39,7 +39,7 @@ if [ -f "$file" ] && [ -n "$(noted)" ]; then
 fi
 
 # ---- what the server says: of all answers on the way, through redirections ----
-head=$(curl -sSfLI "$url") || fail "$url: cannot be reached"
+head=$(curl -sSfLI "$url" 2>&1) || fail "$url: cannot be reached; check the network and the address (curl: ${head##*curl: })"
 header() { # header NAME: the last one
     printf '%s\n' "$head" | tr -d '\r"' | awk -v name="$1:" 'tolower($1) == name { value = $2 } END { if (value) print value }'
 }
@@ -53,20 +53,27 @@ esac
 echo "$file: ${size:-an unknown number of} bytes from $url"
 
 # ---- the bytes ----
+said=
+get_bytes() { # get_bytes OPTION...: a bar and curl's words on a terminal, else its words in $said
+    if [ -t 2 ]; then
+        curl -fL --progress-bar --retry 3 "$@" --output "$part" "$url"
+    else
+        said=$(curl -fL --silent --show-error --retry 3 "$@" --output "$part" "$url" 2>&1)
+    fi
+}
+
 part=$file.part
 if [ -n "$size" ] && [ -f "$part" ] && [ "$(bytes_of "$part")" -gt "$size" ]; then
     rm "$part" # of another file
 fi
 if [ -z "$size" ] || [ ! -f "$part" ] || [ "$(bytes_of "$part")" -lt "$size" ]; then
-    bar=--silent
-    [ ! -t 2 ] || bar=--progress-bar
     code=0
-    curl -fL $bar --show-error --retry 3 --continue-at - --output "$part" "$url" || code=$?
+    get_bytes --continue-at - || code=$?
     if [ $code -eq 33 ]; then # the server gives no rest of a file: all of it, then
         code=0
-        curl -fL $bar --show-error --retry 3 --output "$part" "$url" || code=$?
+        get_bytes || code=$?
     fi
-    [ $code -eq 0 ] || fail "$url: interrupted; the same command goes on from $part"
+    [ $code -eq 0 ] || fail "$url: interrupted${said:+ (curl: ${said##*curl: })}; the same command goes on from $part"
 fi
 if [ -n "$size" ] && [ "$(bytes_of "$part")" != "$size" ]; then
     fail "$part: $(bytes_of "$part") bytes, not $size; the same command goes on"

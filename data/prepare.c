@@ -422,12 +422,8 @@ static uint64_t number_of_run(const struct job *job) {
     if (job->field != NULL) {
         xxh64_update(&checksum, job->field, strlen(job->field) + 1);
     }
-    for (int32_t token = 0; token < tokenizer_vocab_size(job->tokenizer); token++) {
-        size_t bytes;
-        const char *text = tokenizer_token_bytes(job->tokenizer, token, &bytes);
-        xxh64_update(&checksum, &bytes, sizeof bytes);
-        xxh64_update(&checksum, text, bytes);
-    }
+    uint64_t vocabulary = tokenizer_fingerprint(job->tokenizer);
+    xxh64_update(&checksum, &vocabulary, sizeof vocabulary);
     for (int64_t i = 0; i < job->inputs.count; i++) {
         const struct input *input = &job->inputs.files[i];
         xxh64_update(&checksum, input->path, strlen(input->path) + 1);
@@ -642,7 +638,10 @@ static enum status write_shards(struct job *job, char **paths, int path_count) {
     CHECK(ALLOCATE(job->text, job->text_capacity));
     CHECK(output_create(&job->outputs[TRAIN], job->out_dir, "train", job->shard_tokens));
     CHECK(output_create(&job->outputs[VAL], job->out_dir, "val", job->shard_tokens));
-    CHECK(make_directories(job->out_dir));
+    if (make_directories(job->out_dir) != STATUS_OK) {
+        return fail(
+            "--out-dir %s: %s; give a folder that can be made and written", job->out_dir, error_message());
+    }
     CHECK(lock_folder(job));
     if (job->train_bpe > 0 && !job->resume) { /* before words are counted for long */
         CHECK(check_nothing_is_overwritten(job, &job->outputs[TRAIN]));

@@ -347,8 +347,9 @@ static enum status find_shards(struct dataloader *loader, const char *pattern, c
     int result = glob(pattern, GLOB_NOSORT | GLOB_TILDE | literal, NULL, &found);
     if (result == GLOB_NOMATCH) {
         globfree(&found);
-        return fail(
-            "%s: no shard matches '%s'; make some with build/prepare (see data/README.md)", option, pattern);
+        bool validation = strcmp(option, "--val-data") == 0;
+        return fail("%s: no shard matches '%s'; make some with build/prepare%s (see data/README.md)", option,
+            pattern, validation ? " --val-fraction 0.1" : "");
     }
     enum status status = STATUS_OK;
     if (result != 0 || found.gl_pathc > INT32_MAX) {

@@ -163,10 +163,12 @@ static enum status visit_lines(FILE *file, const char *path, question_visitor vi
     return questions > 0 ? STATUS_OK : fail("%s: there is no question in it", path);
 }
 
+static const char remedy[] = "give a file of questions (data/download.sh hellaswag fetches one)";
+
 static enum status visit_questions(const char *path, question_visitor visit, void *context) {
     FILE *file = fopen(path, "re");
     if (file == NULL) {
-        return fail("%s: cannot open: %s", path, strerror(errno));
+        return fail("--multiple-choice %s: cannot open: %s; %s", path, strerror(errno), remedy);
     }
     enum status status = visit_lines(file, path, visit, context);
     fclose(file);
@@ -184,7 +186,9 @@ static enum status ignore_question(void *context, const struct question *q, int6
 enum status questions_check(const char *path) {
     int file;
     uint64_t bytes;
-    CHECK(file_open(path, &file, &bytes));
+    if (file_open(path, &file, &bytes) != STATUS_OK) {
+        return fail("--multiple-choice %s; %s", error_message(), remedy);
+    }
     close(file);
     return visit_questions(path, ignore_question, NULL);
 }

@@ -55,12 +55,13 @@ static enum status export_bucket(void *model, int bucket, float *values) {
     return values != NULL ? model_export_bucket((struct model *)model, bucket, values) : STATUS_OK;
 }
 
-static enum status write_files(const struct inference *i, const char *folder, const char *weights) {
+static enum status write_files(
+    const struct inference *i, const char *folder, const char *weights, uint64_t *weight_bytes) {
     char config[PATH_BYTES], *text;
     size_t bytes;
     const struct model_config *c = model_get_config(i->model);
     CHECK(hugging_face_write_weights(
-        weights, c, model_get_layout(i->model), true, export_bucket, i->model, NULL, NULL));
+        weights, c, model_get_layout(i->model), true, export_bucket, i->model, NULL, weight_bytes));
     if (i->tokenizer != NULL && tokenizer_has_files(i->tokenizer)) {
         CHECK(tokenizer_save(i->tokenizer, folder));
     }
@@ -76,7 +77,7 @@ static enum status write_files(const struct inference *i, const char *folder, co
 
 /* Weights and config.json come last, so that what is interrupted or does not fit is no model, and the same command makes
    one of it. */
-enum status inference_export(const struct inference *i, const char *folder) {
+enum status inference_export(const struct inference *i, const char *folder, uint64_t *bytes) {
     char weights[PATH_BYTES], unfinished[PATH_BYTES], config[PATH_BYTES];
     CHECK(path_join(weights, sizeof weights, folder, "model.safetensors"));
     CHECK(path_join(unfinished, sizeof unfinished, folder, "model.safetensors.tmp"));
@@ -84,8 +85,10 @@ enum status inference_export(const struct inference *i, const char *folder) {
     if (path_exists(weights) || path_exists(config)) {
         return fail("--export %s: there is a model in it already; choose another folder", folder);
     }
-    CHECK(make_directories(folder));
-    enum status status = write_files(i, folder, unfinished);
+    if (make_directories(folder) != STATUS_OK) {
+        return fail("--export %s: %s; give a folder that can be made and written", folder, error_message());
+    }
+    enum status status = write_files(i, folder, unfinished, bytes);
     if (status != STATUS_OK) {
         unlink(unfinished);
         return status;

@@ -19,8 +19,8 @@ struct inference {
 enum status inference_open(struct inference *out, struct backend *backend, const char *folder,
     const struct model_config *config, const char *tokenizer, int batch, int seq_len, int64_t logits_bytes);
 /* Writes the model as Hugging Face's GPT2LMHeadModel reads it: model.safetensors in fp32, config.json, and the files of a
-   tokenizer that has some. The folder is made; one with a model in it is refused. */
-enum status inference_export(const struct inference *inference, const char *folder);
+   tokenizer that has some. The folder is made; one with a model in it is refused. *bytes: of the weights' file. */
+enum status inference_export(const struct inference *inference, const char *folder, uint64_t *bytes);
 void inference_close(struct inference *inference);
 
 #ifdef __cplusplus

@@ -261,6 +261,11 @@ static enum status first_bytes(const char *path, uint8_t start[16]) {
 enum status info_print(FILE *out, const char *path) {
     uint8_t start[16];
     int32_t magic;
+    if (!path_exists(path)) {
+        return fail("--info %s: there is no such file or folder; give a run, a checkpoint, a shard, a model "
+                    "or a tokenizer",
+            path);
+    }
     if (path_is_directory(path)) {
         return print_folder(out, path);
     }

@@ -113,7 +113,7 @@ static void make_figures(struct figure figures[FIGURES], const struct step_metri
     format_count(value, sizeof value, step->tokens_per_second);
     FIGURE(3, "%5s tok/s", value);
     format_three_digits(value, sizeof value, step->tflops);
-    FIGURE(8, "%5s TFLOP/s", value);
+    FIGURE(8, "%5s TFLOP/s%s", value, step->ranks > 1 ? "/rank" : "");
     if (step->mfu >= 0) {
         FIGURE(4, "MFU %4.1f%%", 100 * step->mfu);
     } else {
@@ -381,6 +381,26 @@ static enum status cut_log(const struct metrics_log *log, int64_t resume_step) {
         return fail("%s: cannot be cut at step %lld: %s", log->path, (long long)resume_step, strerror(errno));
     }
     return STATUS_OK;
+}
+
+/* Every line is an event of step 0; a file of anything else is not ours to go on in. */
+bool metrics_log_is_before_first_step(const char *path) {
+    uint8_t *text;
+    size_t bytes;
+    if (!path_exists(path)) {
+        return true;
+    }
+    if (file_read_text(path, &text, &bytes) != STATUS_OK) {
+        return false;
+    }
+    bool before = true;
+    for (size_t at = 0; at < bytes && before;) {
+        const char *line = (const char *)text + at, *newline = memchr(line, '\n', bytes - at);
+        before = newline != NULL && line_step(line, (size_t)(newline - line)) == 0;
+        at += newline != NULL ? (size_t)(newline - line) + 1 : 0;
+    }
+    free(text);
+    return before;
 }
 
 /* One run at a time writes a folder: two would cut each other's log and remove each other's checkpoints in the making.

@@ -19,7 +19,8 @@ struct step_metrics {
     double loss, norm, learning_rate;
     double milliseconds; /* of this step */
     double tokens_per_second;
-    double tflops, tflops_causal;              /* per GPU */
+    int ranks;                                 /* that tokens_per_second is of, all together */
+    double tflops, tflops_causal;              /* per rank */
     double mfu;                                /* of tflops, fraction of the peak; negative: peak unknown */
     uint64_t memory_bytes, memory_total_bytes; /* peak used, device; total 0: unknown */
     double eta_seconds;
@@ -47,6 +48,9 @@ struct metrics_log;
 enum status metrics_log_open(
     struct metrics_log **out, const char *path, bool quiet, int print_every, int64_t resume_step);
 void metrics_log_close(struct metrics_log *log); /* NULL is allowed */
+/* Is there no log at `path`, or is it one of a run that ended before its first step was done? Such a run is in nobody's way:
+   another one goes on in its log. */
+bool metrics_log_is_before_first_step(const char *path);
 enum status metrics_log_step(struct metrics_log *log, const struct step_metrics *step);
 enum status metrics_log_eval(
     struct metrics_log *log, int64_t step, double loss, int64_t tokens, double seconds);

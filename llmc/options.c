@@ -351,7 +351,9 @@ enum status options_parse_config(struct options *options, const char *text, size
 static enum status read_config_file(struct options *options, const char *path) {
     uint8_t *text;
     size_t bytes;
-    CHECK(file_read_all(path, &text, &bytes));
+    if (file_read_all(path, &text, &bytes) != STATUS_OK) {
+        return fail("--config %s; give a file of lines \"name = value\"", error_message());
+    }
     enum status status = options_parse_config(options, (const char *)text, bytes, path);
     free(text);
     return status;

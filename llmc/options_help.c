@@ -99,7 +99,8 @@ static void print_presets(FILE *out) {
     int count;
     const struct preset *presets = preset_table(&count);
     fprintf(out,
-        "\nPresets (rate: --learning-rate; micro-batch: fits into 80 GB without --recompute)\n  %-16s %10s "
+        "\nPresets (rate: --learning-rate; micro-batch: fits 80 GB without --recompute, 6.7b from --ranks 4 "
+        "on)\n  %-16s %10s "
         "%6s %8s %5s %8s %7s %6s %8s %11s\n",
         "name", "parameters", "layers", "channels", "heads", "head dim", "seq len", "vocab", "rate",
         "micro-batch");

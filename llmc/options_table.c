@@ -140,7 +140,9 @@ const struct option option_table[] = {
     {"keep-every", OUTPUT, true, INTEGER_OF(keep_every, 0, 0, NO_LIMIT), .unit = "STEPS", .shown = "0: none",
         .help = "checkpoints of these steps stay for good"},
     {"log-every", OUTPUT, false, INTEGER_OF(log_every, 10, 1, NO_LIMIT), .unit = "STEPS",
-        .help = "a line of progress every so many steps, where output is not a terminal"},
+        .help = "a line of progress every so many steps, where output is not a terminal; of several ranks "
+                "tok/s is of all, "
+                "TFLOP/s, MFU and memory of one"},
 
     {"device", DEVICE, false, CHOICE_OF(device, "auto", "auto cpu cuda"),
         .help = "auto: cuda where there is a GPU"},

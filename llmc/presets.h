@@ -11,7 +11,7 @@ extern "C" {
 struct preset {
     const char *name;
     int layers, channels, heads, seq_len, vocab_size;
-    int micro_batch;      /* what fits into 80 GB */
+    int micro_batch;      /* fits a GPU of 80 GB: one alone, and of 6.7B each of 4 */
     double learning_rate; /* peak */
 };
 const struct preset *preset_find(const char *name); /* NULL: unknown */

@@ -1,6 +1,7 @@
 /* Tokenizers by name. "bytes" is a BPE without merges, for which looking for words would be idle. */
 #include "tokenizer.h"
 
+#include "checksum.h"
 #include "pretokenizer.h"
 #include "tokenizer_files.h"
 
@@ -183,4 +184,16 @@ const char *tokenizer_token_bytes(const struct tokenizer *tokenizer, int32_t tok
     }
     *bytes = tokenizer->offsets[token + 1] - tokenizer->offsets[token];
     return tokenizer->bytes + tokenizer->offsets[token];
+}
+
+uint64_t tokenizer_fingerprint(const struct tokenizer *t) {
+    struct xxh64 checksum;
+    xxh64_init(&checksum);
+    for (int32_t token = 0; token < tokenizer_vocab_size(t); token++) {
+        size_t bytes;
+        const char *text = tokenizer_token_bytes(t, token, &bytes);
+        xxh64_update(&checksum, &bytes, sizeof bytes);
+        xxh64_update(&checksum, text, bytes);
+    }
+    return xxh64_digest(&checksum);
 }

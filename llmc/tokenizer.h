@@ -35,6 +35,8 @@ enum status tokenizer_encode(
 size_t tokenizer_cut(const struct tokenizer *tokenizer, const char *text, size_t bytes);
 /* The bytes of one token, not terminated; end of text gives 0 bytes. NULL with *bytes 0 for an id out of range. */
 const char *tokenizer_token_bytes(const struct tokenizer *tokenizer, int32_t token, size_t *bytes);
+/* A checksum of all tokens' bytes, in the order of their ids. */
+uint64_t tokenizer_fingerprint(const struct tokenizer *tokenizer);
 
 #ifdef __cplusplus
 }

@@ -167,6 +167,24 @@ static enum status evaluate_model(const struct inference *it, const struct optio
     return status;
 }
 
+/* ---- export ---- */
+
+static enum status export_model(const struct inference *it, const char *from, const struct options *o) {
+    char parameters[32], size[32];
+    uint64_t bytes = 0;
+    CHECK(inference_export(it, o->export_to, &bytes));
+    if (o->quiet) {
+        return STATUS_OK;
+    }
+    format_count(parameters, sizeof parameters, (double)model_get_layout(it->model)->parameters);
+    format_bytes(size, sizeof size, bytes);
+    log_line("%s: the model of %s, %s parameters in fp32, %s, %s", o->export_to, from, parameters, size,
+        it->tokenizer == NULL ? "without a tokenizer: --tokenizer names the one to write with it"
+        : tokenizer_has_files(it->tokenizer) ? "with its tokenizer"
+                                             : "without tokenizer files: its tokens are bytes");
+    return STATUS_OK;
+}
+
 /* ---- what the program calls ---- */
 
 enum status model_use(
@@ -180,7 +198,7 @@ enum status model_use(
     }
     CHECK(inference_open(&it, backend, folder, config, o->tokenizer, batch, seq_len, o->logits_mib << 20));
     enum status status = o->evaluate               ? evaluate_model(&it, o, batch)
-                         : o->export_to[0] != '\0' ? inference_export(&it, o->export_to)
+                         : o->export_to[0] != '\0' ? export_model(&it, folder, o)
                                                    : generate_texts(&it, o);
     inference_close(&it);
     return status;

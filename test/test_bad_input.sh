@@ -67,7 +67,7 @@ fails "config file with an unknown key" "unknown\.conf:2:.*layrs.*layers" $small
 printf 'steps: 3\n' >"$folder/syntax.conf"
 fails "config file that is none" "syntax\.conf:1:" $small --config "$folder/syntax.conf"
 fails "config file without an end" "/dev/zero: does not end within 16 MiB" $small --config /dev/zero
-fails "config file that is not there" "nothere\.conf" $small --config "$folder/nothere.conf"
+fails "config file that is not there" "--config .*nothere\.conf: cannot open: .*; give a file of lines" $small --config "$folder/nothere.conf"
 
 # ---- data ----
 fails "no shard matches" "--train-data.*nothing-\*\.bin" $small --train-data "$folder/nothing-*.bin"
@@ -90,6 +90,21 @@ fails "shard shorter than one batch times ranks" "few\.bin" $small --train-data 
 { shard 20240520 1 5000 4999; printf '\377\377'; } >"$folder/token.bin"
 fails "token over the vocabulary" "token\.bin.*65535.*257" $small --train-data "$folder/token.bin" --epochs 1 --steps 0 \
     --run-dir "$folder/token-run"
+# a run that fails before its first step is in nobody's way: with other data the same command goes on in its folder
+{ head -c 1024 "$folder/good.bin"; tail -c +1025 "$folder/good.bin" | tr '\1' '\377'; } >"$folder/every.bin"
+fails "tokens over the vocabulary" "every\.bin.*255.*100" $small --vocab-size 100 --train-data "$folder/every.bin" --run-dir "$folder/first"
+"$train_gpt" $small --run-dir "$folder/first" >"$folder/out" 2>&1
+code=$?
+if [ $code -eq 0 ] && [ "$(grep -c '"type":"step"' "$folder/first/log.jsonl")" -eq 3 ] &&
+    [ "$(grep -c '"type":"start"' "$folder/first/log.jsonl")" -eq 2 ]; then
+    ok "a run that failed before its first step is in nobody's way"
+else
+    bad "a run that failed before its first step is in nobody's way" "exit code $code: $(cat "$folder/out")"
+fi
+mkdir "$folder/notes"
+echo "a person's notes" >"$folder/notes/log.jsonl"
+fails "run folder with a log that is no run's" "--run-dir .*notes already holds" $small --run-dir "$folder/notes"
+check "the log that is no run's is untouched" grep -qx "a person's notes" "$folder/notes/log.jsonl"
 # of validation it is told, and the run goes on
 "$train_gpt" $small --ranks 2 --val-data "$folder/token.bin" --eval-every 2 --eval-batches 0 --run-dir "$folder/val" >"$folder/out" 2>"$folder/err"
 code=$?
@@ -100,13 +115,13 @@ else
     bad "token over the vocabulary in validation" "exit code $code: $(cat "$folder/err")"
 fi
 fails "folder in place of a shard" "$folder" $small --train-data "$folder"
-fails "validation data that is not there" "--val-data" $small --val-data "$folder/nothing*.bin"
+fails "validation data that is not there" "--val-data: .*build/prepare --val-fraction" $small --val-data "$folder/nothing*.bin"
 
 # ---- the run folder ----
 : >"$folder/file"
-fails "run folder below a file" "$folder/file" $small --run-dir "$folder/file/run"
+fails "run folder below a file" "--run-dir .*file/run: .*cannot create the folder.*; give a folder" $small --run-dir "$folder/file/run"
 fails "run folder with too long a name" "--run-dir.*1500" $small --run-dir "$folder/$(head -c 4000 /dev/zero | tr '\0' x)"
-fails "run folder where nothing can be written" "/proc/flashgpt" $small --run-dir /proc/flashgpt
+fails "run folder where nothing can be written" "--run-dir /proc/flashgpt: .*cannot create the folder.*; give a folder" $small --run-dir /proc/flashgpt
 if ! "$train_gpt" $small --run-dir "$folder/run" --steps 4 --checkpoint-every 2 >"$folder/out" 2>&1; then
     bad "a good run" "$(cat "$folder/out")"
 fi
@@ -210,7 +225,12 @@ fails "a model by name that is another than the weights" "--model gpt2-124m: the
 fails "a run's folder for weights" "--init-from .*run: is the folder of a run; give one of its checkpoints, those in .*run/checkpoints" \
     $small --init-from "$folder/run" --run-dir "$folder/init"
 fails "a checkpoint's folder for a run" "--run-dir .*: there is no checkpoint in it .*--init-from" --generate x --run-dir "$older"
-fails "weights that are not there" "$folder/none" $small --init-from "$folder/none" --run-dir "$folder/init"
+for place in "$folder/none" "$folder/file" "$folder/run/checkpoints"; do
+    fails "weights that are not there" "--init-from $place: there is no config.json in it; give a checkpoint.*data/download.sh" \
+        $small --init-from "$place" --run-dir "$folder/init"
+done
+fails "questions that are not there" "--multiple-choice .*none: cannot open: .*; give a file of questions" $small \
+    --tokenizer bytes --vocab-size 257 --multiple-choice "$folder/none" --run-dir "$folder/init"
 
 # ---- memory ----
 timeout 60 "$train_gpt" --model gpt3-6.7b --device cpu --train-data synthetic --steps 1 --micro-batch 64 --run-dir "$folder/oom" \

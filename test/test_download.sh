@@ -121,7 +121,21 @@ test_the_checksum_of_the_server_is_kept_to() {
 }
 
 test_what_is_not_there_is_told() {
-    fails 'cannot be reached' "$fetch" "$(this_folder)/nothing" here
+    fails 'nothing: cannot be reached; check the network and the address .curl: .37. ' "$fetch" "$(this_folder)/nothing" here
+    [ "$(wc -l <said)" -eq 1 ]
+    mkdir bin
+    cat >bin/curl <<'END'
+#!/bin/sh
+case "$*" in
+*-sSfLI*) printf 'HTTP/1.0 200 OK\r\nContent-Length: 10\r\n\r\n' ;;
+*) echo 'curl: (56) the line is dead' >&2 && exit 56 ;;
+esac
+END
+    chmod +x bin/curl
+    PATH="$PWD/bin:$PATH" fails 'interrupted .curl: .56. the line is dead.; the same command goes on from here.part' \
+        "$fetch" http://host/there here
+    [ "$(grep -c '^fetch.sh: ' said)" -eq 1 ]
+    not grep -q '^curl' said
     [ ! -e here ]
     [ ! -e here.part ]
     fails 'usage' "$fetch" only-one

@@ -118,6 +118,10 @@ static void test_a_plain_step_shows_everything(void) {
     EXPECT_STRING(line,
         "step  1234/20000  loss     nan  norm  0.421  lr 5.99e-04    312 ms   210k tok/s    640 TFLOP/s  "
         "MFU -  mem 71.2 GiB  ETA  1h37m");
+    m = step_at(1234);
+    m.ranks = 8; /* tokens are of all of them, FLOPs of one */
+    format_step(line, sizeof line, &m, 0, true);
+    EXPECT_CONTAINS(line, "   210k tok/s    640 TFLOP/s/rank  MFU 64.7%");
 }
 
 static int characters(const char *utf8) {
@@ -220,6 +224,24 @@ static char *read_text(const char *path) {
     size_t bytes;
     EXPECT(file_read_all(path, &data, &bytes) == STATUS_OK);
     return (char *)data;
+}
+
+static void test_a_log_is_before_the_first_step_if_all_its_events_are_of_step_0(void) {
+    static const struct {
+        const char *text;
+        bool before;
+    } logs[] = {{"", true}, {"{\"type\":\"start\",\"step\":0,\"time\":1}\n", true},
+        {"{\"type\":\"start\",\"step\":0}\n{\"type\":\"note\",\"step\":0}\n", true},
+        {"{\"type\":\"start\",\"step\":0}\n{\"type\":\"step\",\"step\":1}\n", false},
+        {"{\"type\":\"start\",\"step\":0}\n{\"type\":\"st", false}, /* a step was about to be told */
+        {"{\"type\":\"start\",\"step\":5}\n", false}, {"a person's notes\n", false}, {"\n", false}};
+    const char *path = in_folder("begun.jsonl");
+    EXPECT(metrics_log_is_before_first_step(path)); /* there is none */
+    for (size_t i = 0; i < sizeof logs / sizeof logs[0]; i++) {
+        EXPECT(file_write_all(path, logs[i].text, strlen(logs[i].text)) == STATUS_OK);
+        EXPECT(metrics_log_is_before_first_step(path) == logs[i].before);
+    }
+    EXPECT(!metrics_log_is_before_first_step("/"));
 }
 
 /* What a run of 6 steps prints into a file. */
@@ -698,6 +720,7 @@ int main(void) {
     RUN(test_counts_have_three_digits_and_a_unit);
     RUN(test_bytes_come_in_binary_units);
     RUN(test_durations_have_two_units);
+    RUN(test_a_log_is_before_the_first_step_if_all_its_events_are_of_step_0);
     RUN(test_a_plain_step_shows_everything);
     RUN(test_a_narrow_terminal_keeps_what_matters_most);
     RUN(test_the_bar_fills_with_the_steps);

@@ -3,8 +3,10 @@
 
 #include <stdlib.h>
 
+#include "llmc/gpus.h"
 #include "llmc/optimizer.h"
 #include "llmc/plan.h"
+#include "llmc/presets.h"
 
 static struct plan_options gpt3_1_3b(enum recompute recompute) {
     struct plan_options o = {.zero_stage = 0};
@@ -122,6 +124,107 @@ static void test_largest_micro_batch_fits_and_one_more_does_not(void) {
     EXPECT(plan_make(&plan, &o) == STATUS_OK && plan.largest_micro_batch == 0);
 }
 
+/* What plan_print says in its last line, to be freed. */
+static char *last_line(const struct plan_options *o) {
+    char *text = NULL;
+    size_t bytes = 0;
+    struct plan plan;
+    FILE *memory = open_memstream(&text, &bytes);
+    EXPECT(memory != NULL && plan_make(&plan, o) == STATUS_OK);
+    plan_print(memory, &plan, o);
+    fclose(memory);
+    text[bytes - 1] = '\0'; /* the newline */
+    memmove(text, strrchr(text, '\n') + 1, strlen(strrchr(text, '\n')));
+    return text;
+}
+
+static void expect_last_line(const struct plan_options *o, const char *expected) {
+    char *text = last_line(o);
+    EXPECT_STRING(text, expected);
+    free(text);
+}
+
+/* 1.3B take 18 bytes a parameter, 22.1 GiB; with the optimizer's 12 shared by 2 GPUs 12 bytes, 14.7 GiB. */
+static void test_where_no_micro_batch_fits_the_plan_says_what_would(void) {
+    struct plan_options o = gpt3_1_3b(RECOMPUTE_NONE);
+    o.device_bytes = (uint64_t)80 << 30;
+    expect_last_line(&o, "  the device has 80.0 GiB: the plan fits");
+    o.device_bytes = (uint64_t)40 << 30;
+    expect_last_line(&o, "  the device has 40.0 GiB: too little, lower --micro-batch or recompute more");
+    o.device_bytes = (uint64_t)24 << 30;
+    expect_last_line(&o,
+        "  the device has 24.0 GiB: too little for any micro-batch: --recompute block or --ranks 2 would do");
+    o.device_bytes = (uint64_t)20 << 30;
+    expect_last_line(&o, "  the device has 20.0 GiB: too little for any micro-batch: --ranks 2 would do");
+    o.device_bytes = (uint64_t)1 << 30; /* parameters alone take 2.5 GiB */
+    expect_last_line(&o, "  the device has 1.00 GiB: too little for any micro-batch, take a smaller model");
+    EXPECT(backend_profile_find(&o.device, "cpu", "auto") ==
+           STATUS_OK);                   /* its ranks would share the same memory */
+    o.device_bytes = (uint64_t)16 << 30; /* of 16 bytes a parameter */
+    expect_last_line(&o, "  the device has 16.0 GiB: too little for any micro-batch, take a smaller model");
+}
+
+/* Each remedy by itself makes room, and half as many ranks would not. */
+static void test_each_remedy_of_the_plan_makes_it_fit(void) {
+    struct plan_options o = gpt3_1_3b(RECOMPUTE_NONE);
+    int told = 0;
+    o.model.config = (struct model_config){32, 4096, 32, 32, 2048, 50257}; /* 6.7B */
+    o.model.ranks = 2;
+    o.zero_stage = 1;
+    for (int gib = 40; gib <= 120; gib += 2) {
+        o.device_bytes = (uint64_t)gib << 30;
+        char *text = last_line(&o), *ranks = strstr(text, "--ranks "), *zero = strstr(text, "--zero "),
+             *level = strstr(text, "--recompute ");
+        struct plan_options other = o;
+        struct plan plan;
+        bool together = strstr(text, "together") != NULL, single = strstr(text, "would do") != NULL;
+        if (ranks != NULL && single) {
+            other.model.ranks = atoi(ranks + strlen("--ranks "));
+            EXPECT(plan_make(&plan, &other) == STATUS_OK && plan.largest_micro_batch > 0);
+            other.model.ranks /= 2;
+            EXPECT(plan_make(&plan, &other) == STATUS_OK && plan.largest_micro_batch == 0);
+        }
+        if (zero != NULL && single) {
+            other = o;
+            other.zero_stage = 2;
+            other.model.layer_gradients = ZERO2_LAYER_GRADIENTS;
+            EXPECT(plan_make(&plan, &other) == STATUS_OK && plan.largest_micro_batch > 0);
+        }
+        for (int i = 0; level != NULL && single && i < RECOMPUTE_LEVELS; i++) {
+            other = o;
+            other.model.recompute = (enum recompute)i;
+            size_t length = strlen(recompute_names[i]);
+            bool named = strncmp(level + strlen("--recompute "), recompute_names[i], length) == 0;
+            EXPECT(plan_make(&plan, &other) == STATUS_OK && (!named || plan.largest_micro_batch > 0));
+        }
+        told |= (ranks != NULL) | (zero != NULL) << 1 | (level != NULL) << 2 | together << 3;
+        free(text);
+    }
+    EXPECT(told == 15); /* all of them came up */
+}
+
+/* What --help says of its table. */
+static void test_presets_fit_a_gpu_of_80_gb_alone_and_6_7b_one_of_four(void) {
+    int count;
+    const struct preset *presets = preset_table(&count);
+    const struct gpu_info *gpu = gpu_find_key("a100-80gb");
+    for (int i = 0; i < count; i++) {
+        const struct preset *p = &presets[i];
+        struct plan_options o = gpt3_1_3b(RECOMPUTE_NONE);
+        struct plan plan;
+        o.model.config =
+            (struct model_config){p->layers, p->channels, p->heads, p->heads, p->seq_len, p->vocab_size};
+        o.model.micro_batch = p->micro_batch;
+        o.model.logits_bytes = (int64_t)1 << 30;
+        if (strcmp(p->name, "gpt3-6.7b") == 0) {
+            o.model.ranks = 4;
+            o.zero_stage = 1;
+        }
+        EXPECT(plan_make(&plan, &o) == STATUS_OK);
+        EXPECT((double)plan.total_bytes < gpu->memory_gib * (1 << 30));
+    }
+}
+
 static void test_standard_attention_plans_its_square_matrices(void) {
     struct plan_options o = gpt3_1_3b(RECOMPUTE_NONE);
     EXPECT(backend_profile_find(&o.device, "cuda", "standard") == STATUS_OK);
@@ -154,6 +257,9 @@ int main(void) {
     RUN(test_zero_1_divides_the_optimizer_by_the_ranks);
     RUN(test_zero_2_keeps_of_the_gradients_a_share_and_what_is_on_its_way);
     RUN(test_largest_micro_batch_fits_and_one_more_does_not);
+    RUN(test_where_no_micro_batch_fits_the_plan_says_what_would);
+    RUN(test_each_remedy_of_the_plan_makes_it_fit);
+    RUN(test_presets_fit_a_gpu_of_80_gb_alone_and_6_7b_one_of_four);
     RUN(test_standard_attention_plans_its_square_matrices);
     RUN(test_sizes_beyond_all_memory_do_not_wrap_around);
     return test_summary();

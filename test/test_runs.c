@@ -909,6 +909,55 @@ static void ranks_that_find_other_data_are_refused_at_the_start(void) {
     free(home);
 }
 
+/* A vocabulary as tiktoken writes it, of all bytes and this pair of letters: base64 and rank. */
+static void write_vocabulary(const char *pair) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    FILE *file = fopen("words", "w");
+    int a = pair[0], b = pair[1];
+    EXPECT(file != NULL);
+    for (int byte = 0; byte < 256; byte++) {
+        fprintf(file, "%c%c== %d\n", digits[byte / 4], digits[byte % 4 * 16], byte);
+    }
+    fprintf(file, "%c%c%c= 256\n", digits[a / 4], digits[a % 4 * 16 + b / 16], digits[b % 16 * 4]);
+    fclose(file);
+}
+
+/* What ranks read of text lies in the folder that each is started in. */
+static void ranks_that_read_other_questions_or_another_vocabulary_are_refused_at_the_start(void) {
+    static const char *const more[] = {"--micro-batch", "2", "--vocab-size", "300", "--multiple-choice",
+        "questions", "--tokenizer", "words", NULL};
+    static const struct {
+        const char *label, *pair, *told;
+    } other[] = {{"1", "ab", "rank 1 finds other questions in --multiple-choice than rank 0"},
+        {"0", "ba", "rank 1 finds another vocabulary in --tokenizer than rank 0"}};
+    const char *given = trainer;
+    char *program = realpath(trainer, NULL);
+    int here = open(".", O_RDONLY | O_DIRECTORY);
+    EXPECT(program != NULL && here >= 0);
+    trainer = program;
+    for (int i = 0; i < 2; i++) {
+        char run_dir[PATH_BYTES], own[PATH_BYTES], text[64];
+        struct trainer ranks[2];
+        int holder, port = hold_port(&holder);
+        snprintf(run_dir, sizeof run_dir, "%s/other-text-%d", folder, i);
+        for (int rank = 0; rank < 2; rank++) {
+            snprintf(own, sizeof own, "%s/text-%d-%d", folder, i, rank);
+            EXPECT(make_directories(own) == STATUS_OK && chdir(own) == 0);
+            int bytes = snprintf(text, sizeof text,
+                "{\"ctx\":\"a\",\"endings\":[\"b\",\"c\"],\"label\":%s}\n", rank == 1 ? other[i].label : "0");
+            EXPECT(file_write_all("questions", text, (size_t)bytes) == STATUS_OK);
+            write_vocabulary(rank == 1 ? other[i].pair : "ab");
+            rank_start(&ranks[rank], rank, port, run_dir, more);
+        }
+        both_refuse(ranks, other[i].told);
+        close(holder);
+        EXPECT(fchdir(here) == 0);
+    }
+    close(here);
+    trainer = given;
+    free(program);
+}
+
 /* ---- ranks, ZeRO stages and micro-batches ---- */
 
 static void train_split(struct outcome *o, int ranks, int zero, int micro_batch) {
@@ -1025,6 +1074,7 @@ int main(void) {
     RUN(ranks_that_start_from_other_weights_are_refused_at_the_start);
     RUN(ranks_that_do_not_share_the_runs_folder_are_refused_at_the_start);
     RUN(ranks_that_find_other_data_are_refused_at_the_start);
+    RUN(ranks_that_read_other_questions_or_another_vocabulary_are_refused_at_the_start);
     RUN(gradients_in_bf16_between_ranks_cost_little);
     RUN(ranks_zero_stages_and_micro_batches_give_the_same_losses);
     remove_tree(folder);

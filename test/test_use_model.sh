@@ -112,15 +112,21 @@ test_top_k_of_1_is_the_likeliest_token_at_any_temperature() {
 }
 
 test_an_exported_model_is_the_same_and_brings_its_tokenizer() {
-    $use --export model
+    $use --export model >said
+    size=$(wc -c <model/model.safetensors | awk '{ printf "%.1f KiB", $1 / 1024 }')
+    [ "$(cat said)" = "model: the model of ../choices, 11.7k parameters in fp32, $size, without tokenizer files: its tokens are bytes" ]
+    [ -z "$($use --export silent --quiet)" ]
+    "$train_gpt" --init-from ../choices --tokenizer none --export bare |
+        grep -q ', without a tokenizer: --tokenizer names the one to write with it$'
     $use --generate ab --sample-temperature 0 --quiet >before
     "$train_gpt" --init-from model --device cpu --generate ab --sample-temperature 0 --quiet >after
     cmp before after
+    fails '--export .*/text.txt/model: .*cannot create the folder.*; give a folder' $use --export "$vocabulary/text.txt/model"
     fails 'there is a model in it already' $use --export model
     "$prepare" --out-dir tokens --tokenizer "$vocabulary" "$vocabulary/text.txt"
     "$train_gpt" --device cpu --layers 1 --channels 32 --heads 2 --seq-len 32 --vocab-size 700 --steps 1 --quiet --run-dir run \
         --train-data 'tokens/train_*.bin' --tokenizer "$vocabulary" --micro-batch 2
-    "$train_gpt" --run-dir run --export with
+    "$train_gpt" --run-dir run --export with | grep -q '^with: the model of run/checkpoints/step-00000001, .*, with its tokenizer$'
     grep -q '"eos_token_id": 639' run/checkpoints/step-00000001/config.json # the tokenizer's, below the model's last token
     grep -q '"eos_token_id": 639' with/config.json
     for file in vocab.json merges.txt tokenizer.json; do
@@ -153,7 +159,7 @@ test_info_tells_what_a_path_is() {
     "$train_gpt" --info strange >out
     [ "$(wc -l <out)" -eq 3 ]
     grep -q '^ .* F32  1  a \[2J b$' out # control characters do not come through
-    fails 'nothing: cannot open' "$train_gpt" --info nothing
+    fails '--info nothing: there is no such file or folder; give a run' "$train_gpt" --info nothing
     fails 'text: not a file that this program knows' "$train_gpt" --info text
     mkdir empty
     fails 'empty: nothing in this folder' "$train_gpt" --info empty
@@ -231,7 +237,7 @@ test_what_cannot_be_done_is_said_in_one_line() {
     [ ! -e early ]
     mkfifo asked_once
     small_run --run-dir early --multiple-choice asked_once 2>err && exit 1
-    grep -q '^train_gpt: asked_once: is not a file' err
+    grep -q '^train_gpt: --multiple-choice asked_once: is not a file; give a file of questions' err
     fails '^train_gpt: bad:3: no text "ctx"' $use --evaluate --multiple-choice bad
 }
 
