@@ -412,16 +412,28 @@ static enum status name_run_dir(struct run *run) {
     return STATUS_OK;
 }
 
-/* The run's folder: made, writable, and no other run's. */
-static enum status make_run_dir(const struct run *run) {
-    const struct options *o = &run->options;
+static bool goes_on(const struct run *run) {
+    return run->options.resume || run->restarted;
+}
+
+/* A run that did no step has nothing that another one would lose. */
+static enum status check_no_run_is_there(const struct run *run) {
     char log[PATH_BYTES], checkpoints[PATH_BYTES];
     CHECK(path_join(log, sizeof log, run->run_dir, "log.jsonl"));
     CHECK(path_join(checkpoints, sizeof checkpoints, run->run_dir, "checkpoints"));
-    bool begun = path_exists(checkpoints) || !metrics_log_is_before_first_step(log);
-    if (!o->resume && !run->restarted && begun) {
+    if (path_exists(checkpoints) || !metrics_log_is_before_first_step(log)) {
         return fail("--run-dir %s already holds a run: add --resume to continue it, or choose another folder",
             run->run_dir);
+    }
+    return STATUS_OK;
+}
+
+/* The run's folder: made, writable, and no other run's. */
+static enum status make_run_dir(const struct run *run) {
+    char checkpoints[PATH_BYTES];
+    CHECK(path_join(checkpoints, sizeof checkpoints, run->run_dir, "checkpoints"));
+    if (!goes_on(run)) {
+        CHECK(check_no_run_is_there(run));
     }
     if (make_directories(run->run_dir) != STATUS_OK) {
         return fail(
@@ -916,8 +928,12 @@ static enum status open_log(struct worker *w) {
     if (w->comm->rank != 0) {
         return STATUS_OK;
     }
+    const struct options *o = w->options;
     CHECK(path_join(path, sizeof path, w->run->run_dir, "log.jsonl"));
-    CHECK(metrics_log_open(&w->log, path, w->options->quiet, (int)w->options->log_every, w->state.step));
+    CHECK(metrics_log_open(&w->log, path, o->quiet, (int)o->log_every, goes_on(w->run) ? w->state.step : -1));
+    if (!goes_on(w->run)) {
+        CHECK(check_no_run_is_there(w->run)); /* again: now nobody else writes there */
+    }
     return log_start(w);
 }
 

@@ -291,8 +291,8 @@ static int64_t find_line(FILE *file, int64_t end) {
 }
 
 /* Where the training part of the file ends that is cut because none was small enough for validation: after the line in
-   which its share is reached. Text is cut within that line if little would be left behind it, and lines of JSON before it
-   if nothing would. 0: nowhere, it is a single line of JSON or a byte. */
+   which its share is reached. Where that leaves nothing, JSON is cut before that line; where it leaves little, text is
+   cut before it or, if that is too much, within it. 0: nowhere, it is a single line of JSON or a byte. */
 static int64_t find_cut(const struct job *job, const struct input *input) {
     int64_t size = input->bytes, all = job->outputs[TRAIN].state.bytes + size;
     int64_t share = (int64_t)((double)size - job->val_fraction * (double)all), cut = share;
@@ -307,10 +307,11 @@ static int64_t find_cut(const struct job *job, const struct input *input) {
             break;
         }
     }
-    if (job->field == NULL && 2 * (size - cut) < size - share) {
-        cut = share;
-    } else if (job->field != NULL && cut >= size) {
-        cut = find_line(file, share);
+    int64_t begin = find_line(file, share), wanted = size - share;
+    if (job->field != NULL) {
+        cut = cut < size ? cut : begin;
+    } else if (2 * (size - cut) < wanted) {
+        cut = begin > 0 && size - begin <= 2 * wanted ? begin : share;
     }
     fclose(file);
     return cut < size ? cut : 0;

@@ -8,6 +8,10 @@
 
 enum { LOOK_BYTES = 8000, MOST_LINE_BYTES = 64 << 20 };
 
+static enum status fail_at_end(const struct source *s) {
+    return fail("%s: ends before the place where the interrupted run stood; give the same input", s->path);
+}
+
 static enum status fail_reading(const struct source *s) {
     return fail("%s: cannot read: %s", s->path, strerror(errno));
 }
@@ -18,8 +22,7 @@ static enum status skip(struct source *s, int64_t bytes) {
     while (bytes > 0) {
         size_t got = fread(dropped, 1, (size_t)min_i64(bytes, sizeof dropped), s->file);
         if (got == 0) {
-            return fail(
-                "%s: ends before the place where the interrupted run stood; give the same input", s->path);
+            return fail_at_end(s);
         }
         bytes -= (int64_t)got;
     }
@@ -28,6 +31,9 @@ static enum status skip(struct source *s, int64_t bytes) {
 
 enum status source_open(struct source *s) {
     bool standard = strcmp(s->path, "-") == 0;
+    if (s->offset > s->end) {
+        return fail_at_end(s);
+    }
     s->file = standard ? stdin : fopen(s->path, "rbe");
     if (s->file == NULL) {
         return fail("%s: cannot open: %s", s->path, strerror(errno));

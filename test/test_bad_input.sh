@@ -101,6 +101,23 @@ if [ $code -eq 0 ] && [ "$(grep -c '"type":"step"' "$folder/first/log.jsonl")" -
 else
     bad "a run that failed before its first step is in nobody's way" "exit code $code: $(cat "$folder/out")"
 fi
+# two at once: the second waits a little for the first, which does its steps in that time
+mkdir "$folder/twice"
+echo '{"type":"start","step":0}' >"$folder/twice/log.jsonl"
+exec 9>>"$folder/twice/log.jsonl"
+flock 9
+"$train_gpt" $small --run-dir "$folder/twice" >"$folder/out" 2>&1 9>&- &
+second=$!
+sleep 0.7
+echo '{"type":"step","step":1}' >&9
+exec 9>&-
+wait $second
+code=$?
+if [ $code -eq 1 ] && grep -q 'twice already holds a run' "$folder/out" && [ "$(wc -l <"$folder/twice/log.jsonl")" -eq 2 ]; then
+    ok "a run that began meanwhile loses nothing"
+else
+    bad "a run that began meanwhile loses nothing" "exit code $code: $(cat "$folder/out" "$folder/twice/log.jsonl")"
+fi
 mkdir "$folder/notes"
 echo "a person's notes" >"$folder/notes/log.jsonl"
 fails "run folder with a log that is no run's" "--run-dir .*notes already holds" $small --run-dir "$folder/notes"

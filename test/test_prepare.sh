@@ -115,6 +115,9 @@ test_text_of_long_lines_has_its_share_too() {
     { letters 950 x && echo && letters 40 y && echo; } >text # the line in which the share is reached ends late
     "$prepare" --out-dir out text
     [ "$(tokens out/val_000000.bin | wc -l)" -eq 101 ]
+    { seq 100 299 && letters 119 y && echo; } >text # before the line it is a little more than the share: nothing is torn
+    "$prepare" --out-dir whole text
+    [ "$("$prepare" --decode whole/val_000000.bin)" = "<|endoftext|>$(letters 119 y)" ]
     printf a >byte
     "$prepare" --out-dir one byte 2>notes
     [ "$(tokens one/train_000000.bin | xargs)" = "256 97" ]
