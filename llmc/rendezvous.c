@@ -84,6 +84,16 @@ bool socket_move(int file, void *data, size_t size, size_t *done, bool out) {
     return true;
 }
 
+bool socket_is_its_own_peer(int file) {
+    struct sockaddr_storage own, peer;
+    socklen_t own_bytes = sizeof own, peer_bytes = sizeof peer;
+    memset(&own, 0, sizeof own);
+    memset(&peer, 0, sizeof peer);
+    return getsockname(file, (struct sockaddr *)&own, &own_bytes) == 0 &&
+           getpeername(file, (struct sockaddr *)&peer, &peer_bytes) == 0 && own_bytes == peer_bytes &&
+           memcmp(&own, &peer, own_bytes) == 0;
+}
+
 /* An answer fits the socket's buffer: it goes at once or the peer is lost anyway. */
 static void send_answer(int file, uint32_t welcome, const char *text) {
     struct answer answer = {.welcome = htonl(welcome)};
@@ -355,18 +365,6 @@ static enum status receive_all(int *sockets, const struct rendezvous_options *o)
 
 /* ---- the other ranks ---- */
 
-/* Where nobody listens, a connection from this machine to a port of its own may be met by itself, if the system gave it
-   that very port. */
-static bool is_its_own_peer(int file) {
-    struct sockaddr_storage own, peer;
-    socklen_t own_bytes = sizeof own, peer_bytes = sizeof peer;
-    memset(&own, 0, sizeof own);
-    memset(&peer, 0, sizeof peer);
-    return getsockname(file, (struct sockaddr *)&own, &own_bytes) == 0 &&
-           getpeername(file, (struct sockaddr *)&peer, &peer_bytes) == 0 && own_bytes == peer_bytes &&
-           memcmp(&own, &peer, own_bytes) == 0;
-}
-
 /* Connected, or -1: nobody there yet. errno says why. */
 static int try_connect(const struct addrinfo *a, double end) {
     int file = new_socket(a->ai_family), error = errno;
@@ -383,7 +381,7 @@ static int try_connect(const struct addrinfo *a, double end) {
             getsockopt(file, SOL_SOCKET, SO_ERROR, &error, &size);
         }
     }
-    if (error == 0 && is_its_own_peer(file)) {
+    if (error == 0 && socket_is_its_own_peer(file)) {
         struct linger at_once = {
             .l_onoff = 1}; /* no port that is kept after close: rank 0 is to listen at it */
         setsockopt(file, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);

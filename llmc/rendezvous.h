@@ -34,6 +34,10 @@ enum status rendezvous_meet(int *sockets, const struct rendezvous_options *optio
    use. */
 bool socket_move(int socket, void *data, size_t size, size_t *done, bool out);
 
+/* Where nobody listens, a connection from this machine to a port of its own may be met by itself, if the system gave it
+   that very port. */
+bool socket_is_its_own_peer(int socket);
+
 #ifdef __cplusplus
 }
 #endif
