@@ -731,6 +731,9 @@ static enum status decode_shards(struct job *job, char **paths, int path_count) 
     }
     CHECK(output_create(&job->outputs[TRAIN], "", "train", job->shard_tokens)); /* for its buffer */
     for (int i = 0; i < path_count; i++) {
+        if (!path_exists(paths[i])) {
+            return fail("--decode %s: there is no such file; give shards", paths[i]);
+        }
         if (!given) {
             CHECK(open_tokenizer_of(job, paths[i]));
         }
@@ -788,10 +791,8 @@ static const char help_text[] =
     "  --overwrite           replace shards that are in DIR already\n"
     "  --resume              go on where a run with the same options and files was interrupted, if one was\n"
     "  --threads N           that encode, 1 to 256 (as many as cores)\n"
-    "  --decode              print the text of shards; documents begin with <|endoftext|>. The tokenizer is "
-    "that of "
-    "the\n"
-    "                        folder's manifest, if none is given\n"
+    "  --decode              print the text of shards, with the tokenizer of their folder if none is given;\n"
+    "                        documents begin with <|endoftext|>\n"
     "  --help                this text\n"
     "\n"
     "Example:\n"

@@ -349,7 +349,7 @@ static enum status find_shards(struct dataloader *loader, const char *pattern, c
         globfree(&found);
         bool validation = strcmp(option, "--val-data") == 0;
         return fail("%s: no shard matches '%s'; make some with build/prepare%s (see data/README.md)", option,
-            pattern, validation ? " --val-fraction 0.1" : "");
+            pattern, validation ? ", with a larger --val-fraction if it made none" : "");
     }
     enum status status = STATUS_OK;
     if (result != 0 || found.gl_pathc > INT32_MAX) {

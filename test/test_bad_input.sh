@@ -132,7 +132,7 @@ else
     bad "token over the vocabulary in validation" "exit code $code: $(cat "$folder/err")"
 fi
 fails "folder in place of a shard" "$folder" $small --train-data "$folder"
-fails "validation data that is not there" "--val-data: .*build/prepare --val-fraction" $small --val-data "$folder/nothing*.bin"
+fails "validation data that is not there" "--val-data: .*build/prepare, with a larger --val-fraction" $small --val-data "$folder/nothing*.bin"
 
 # ---- the run folder ----
 : >"$folder/file"

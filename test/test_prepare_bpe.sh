@@ -152,7 +152,7 @@ test_what_does_not_fit_is_refused() {
         "$prepare" --train-bpe 300 --tokenizer bytes ../text
     refused "--threads: '0' is no whole number from 1 to 256" "$prepare" --threads 0 ../text
     refused "no files given; see --help" "$prepare" --decode
-    refused "missing: cannot open" "$prepare" --decode missing
+    refused "--decode missing: there is no such file; give shards" "$prepare" --decode missing
     refused "this folder has no vocab.json" "$prepare" --tokenizer . ../text
     { cat "$golden/ranks.tiktoken" && awk 'BEGIN { for (i = 639; i < 65540; i++) print "YWFh", i }'; } >ranks
     refused "tokens 639 and 640 are the same bytes" "$prepare" --tokenizer ranks ../text
