@@ -1082,9 +1082,8 @@ static enum status take_shape_of_start(struct run *run, const char *path) {
             checkpoints);
     }
     if (!path_exists(config)) {
-        return fail("--init-from %s: there is no config.json in it; give a checkpoint or a GPT-2 folder of "
-                    "Hugging Face's "
-                    "(data/download.sh gpt2 fetches one)",
+        return fail("--init-from %s: there is no config.json in it; give a checkpoint, or a GPT-2 folder of "
+                    "Hugging Face's (data/download.sh gpt2 fetches one)",
             path);
     }
     CHECK(take_shape_from(run, path));

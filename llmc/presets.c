@@ -1,8 +1,8 @@
 /* The models that --model knows: sizes of GPT-2 (Radford et al. 2019, table 2) and GPT-3 (Brown et al. 2020, table 2.1).
    GPT-3's learning rates are that table's; GPT-2's paper gives none, so its sizes take GPT-3's of like size. Where
    table 2.1 contradicts itself (XL: 24 heads of 128 in 2048 channels) the channels decide. A micro-batch is what
-   fits into 80 GB without recomputation, of 6.7B on each of 4 GPUs that share the optimizer's memory: bf16 training takes 18 bytes a parameter and about 2.6 GiB a sequence for
-   1.3B, in proportion to layers * channels * seq_len. */
+   fits into 80 GB without recomputation, of 6.7B on each of 4 GPUs that share the optimizer's memory: bf16 training takes
+   18 bytes a parameter and about 2.6 GiB a sequence for 1.3B, in proportion to layers * channels * seq_len. */
 #include "presets.h"
 
 #include <stddef.h>
