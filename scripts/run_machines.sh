@@ -42,16 +42,18 @@ export WORLD_SIZE=$((gpus * machines)) LOCAL_WORLD_SIZE="$gpus"
 (export RANK=0 LOCAL_RANK=0 && check_options "$@")
 first=$((MACHINE * gpus))
 
-# A signal that comes before all ranks are started waits for the last. SIGTERM goes after SIGINT because what a shell starts
-# in the background does not hear SIGINT until it asks for it; from then on it does not mind.
+# A rank that has just been forked is a shell that loses a signal, and until train_gpt listens SIGINT is ignored, as it is in
+# all that a shell starts in the background. SIGTERM a second later is for these; the others stop already, and do not mind.
 ranks=
-started=
 signal=
 forward() { # forward SIGNAL
     signal=$1
-    [ -n "$started" ] || return 0
     kill -s "$signal" $ranks 2>/dev/null || true
-    [ "$signal" != INT ] || kill -s TERM $ranks 2>/dev/null || true
+}
+insist() {
+    signal=
+    sleep 1 || true
+    kill -s TERM $ranks 2>/dev/null || true
 }
 for name in INT TERM HUP; do
     trap "forward $name" $name
@@ -62,20 +64,18 @@ while [ $local_rank -lt "$gpus" ]; do
     ranks="$ranks $!"
     local_rank=$((local_rank + 1))
 done
-started=yes
-[ -z "$signal" ] || forward "$signal"
 
 peer_lost=3
 code=0
 for rank in $ranks; do
     ended=0
-    wait "$rank" || ended=$?
-    while [ -n "$signal" ]; do # it may have cut the wait short; if not, there is nothing left to wait for: 127
-        signal=
-        again=0
-        wait "$rank" || again=$?
-        [ $again -eq 127 ] || ended=$again
-    done
+    while
+        [ -z "$signal" ] || insist
+        now=0
+        wait "$rank" || now=$?
+        [ $now -eq 127 ] || ended=$now # 127: it had ended when the signal came that seemed to cut the wait short
+        [ -n "$signal" ]
+    do :; done
     ranks=${ranks#" $rank"}
     if [ "$ended" -ne 0 ] && { [ $code -eq 0 ] || [ $code -eq $peer_lost ]; }; then
         code=$ended
