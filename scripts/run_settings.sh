@@ -79,9 +79,9 @@ check_options() {
         esac
     done
     ! mentions --config "$@" || return 0
-    mentions --train-data "$@" || fail "--train-data is missing: give the shards, such as 'data/tokens/train*.bin'"
-    mentions --run-dir "$@" || fail "--run-dir is missing: give the run's folder, one that all machines share"
+    [ -n "$(value_of --train-data "$@")" ] || fail "--train-data is missing: give the shards, such as 'data/tokens/train*.bin'"
     run_dir=$(value_of --run-dir "$@")
+    [ -n "$run_dir" ] || fail "--run-dir is missing: give the run's folder, one that all machines share"
     mentions --resume "$@" || ! { [ -e "$run_dir/log.jsonl" ] || [ -e "$run_dir/checkpoints" ]; } ||
         fail "--run-dir $run_dir already holds a run: add --resume to continue it, or choose another folder"
 }

@@ -84,6 +84,7 @@ for option in --train-data --val-data --multiple-choice; do
         machines --train-data synthetic --steps 400 $option "$folder/no*"
 done
 check "a missing --train-data" refused "--train-data is missing" machines --run-dir "$folder/new"
+check "an empty one" refused "--train-data is missing" machines --run-dir "$folder/new" --train-data=
 check "a missing --run-dir" refused "--run-dir is missing" machines --train-data=synthetic --steps 400
 mkdir -p "$folder/used/checkpoints"
 check "and another run in it" refused "--run-dir $folder/used already holds a run: add --resume" \
