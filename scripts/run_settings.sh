@@ -67,8 +67,8 @@ print_plans() {
     done
 }
 
-# Ends the script if options are wrong, or miss, or name what is not there: each rank would say so, were they started. A
-# file of options may have what the command line has not; of one they do say it.
+# Ends the script if options are wrong or missing, or name files that are not there: each rank would say so, were they
+# started. What is missing may stand in a --config; then it is left to the ranks.
 check_options() {
     "$trainer" $settings --plan --gpu h200 "$@" --no-resume >/dev/null || exit
     for option in --train-data --val-data --multiple-choice; do
