@@ -14,6 +14,7 @@
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -39,6 +40,12 @@
 enum { PATH_BYTES = 4096, LONGEST_RUN_DIR = 1500 };
 static const double GRACE_SECONDS = 5; /* for ranks to end by themselves once one has failed */
 
+/* What a run leaves in its folder: if it changes, somebody is at work there. */
+struct footprint {
+    int64_t newest_step; /* of its checkpoints, whole or not */
+    int64_t log_bytes;
+};
+
 /* What is known before the ranks start; they inherit it through the fork. */
 struct run {
     struct options options;
@@ -50,6 +57,7 @@ struct run {
     bool restarted;              /* goes on from its own newest checkpoint */
     char run_dir[PATH_BYTES];    /* "" in a dry run */
     char checkpoint[PATH_BYTES]; /* to resume from; "" = start afresh */
+    struct footprint found;      /* when it was looked for */
     struct schedule schedule;
 };
 
@@ -423,6 +431,28 @@ static enum status check_no_run_is_there(const struct run *run) {
     CHECK(path_join(checkpoints, sizeof checkpoints, run->run_dir, "checkpoints"));
     if (path_exists(checkpoints) || !metrics_log_is_before_first_step(log)) {
         return fail("--run-dir %s already holds a run: add --resume to continue it, or choose another folder",
+            run->run_dir);
+    }
+    return STATUS_OK;
+}
+
+static enum status read_footprint(const char *run_dir, struct footprint *f) {
+    char log[PATH_BYTES];
+    struct stat info;
+    CHECK(path_join(log, sizeof log, run_dir, "log.jsonl"));
+    f->log_bytes = stat(log, &info) == 0 ? (int64_t)info.st_size : 0;
+    return checkpoint_newest_step(run_dir, &f->newest_step);
+}
+
+/* Two that resume one run at once, or one that resumes it while it ends: the later must not go on from what was newest
+   before. */
+static enum status check_nothing_new_is_there(const struct run *run) {
+    struct footprint now;
+    CHECK(read_footprint(run->run_dir, &now));
+    if (now.newest_step != run->found.newest_step || now.log_bytes != run->found.log_bytes) {
+        return fail("--run-dir %s: another process went on with this run while this one began to; start "
+                    "again once it "
+                    "has ended",
             run->run_dir);
     }
     return STATUS_OK;
@@ -930,9 +960,11 @@ static enum status open_log(struct worker *w) {
     }
     const struct options *o = w->options;
     CHECK(path_join(path, sizeof path, w->run->run_dir, "log.jsonl"));
-    CHECK(metrics_log_open(&w->log, path, o->quiet, (int)o->log_every, goes_on(w->run) ? w->state.step : -1));
-    if (!goes_on(w->run)) {
-        CHECK(check_no_run_is_there(w->run)); /* again: now nobody else writes there */
+    CHECK(metrics_log_open(&w->log, path, o->quiet, (int)o->log_every, -1));
+    /* now nobody else writes there: is all as it was when this run looked? */
+    CHECK(goes_on(w->run) ? check_nothing_new_is_there(w->run) : check_no_run_is_there(w->run));
+    if (goes_on(w->run)) {
+        CHECK(metrics_log_cut(w->log, w->state.step));
     }
     return log_start(w);
 }
@@ -1130,6 +1162,7 @@ static enum status find_checkpoint(struct run *run, const char *run_dir, int arg
     if (run_dir[0] == '\0') {
         return fail("--resume needs --run-dir: the folder of the run to continue");
     }
+    CHECK(read_footprint(run_dir, &run->found));
     CHECK(checkpoint_find_newest(run_dir, run->checkpoint, sizeof run->checkpoint, notice, NULL));
     if (run->checkpoint[0] == '\0') {
         log_line("nothing to resume in %s: starting from step 0", run_dir);
@@ -1374,7 +1407,11 @@ static enum status prepare(struct run *run, int argc, const char *const *argv) {
         return STATUS_OK;
     }
     CHECK(name_run_dir(run));
-    return run->place.ranks > 0 ? STATUS_OK : make_run_dir(run); /* else the first rank makes it */
+    if (run->place.ranks == 0) {
+        return make_run_dir(run);
+    }
+    /* the first rank makes it when all have met; what is there before is not theirs, whatever comes between */
+    return goes_on(run) || run->run_dir[0] == '\0' ? STATUS_OK : check_no_run_is_there(run);
 }
 
 /* A rank that died or hung may be worth another try; an error it could name is not, nor a run that was asked to stop. */

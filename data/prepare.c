@@ -290,28 +290,44 @@ static int64_t find_line(FILE *file, int64_t end) {
     return 0;
 }
 
-/* Where the training part of the file ends that is cut because none was small enough for validation: after the line in
-   which its share is reached. Where that leaves nothing, JSON is cut before that line; where it leaves little, text is
-   cut before it or, if that is too much, within it. 0: nowhere, it is a single line of JSON or a byte. */
-static int64_t find_cut(const struct job *job, const struct input *input) {
-    int64_t size = input->bytes, all = job->outputs[TRAIN].state.bytes + size;
-    int64_t share = (int64_t)((double)size - job->val_fraction * (double)all), cut = share;
-    FILE *file = fopen(input->path, "rbe");
-    if (file == NULL) { /* reading it will tell */
-        return 0;
-    }
-    fseeko(file, share, SEEK_SET);
+/* The first place at or after `from` behind a line's end or, where `blanks` will do, a blank; the file's end if there is none. */
+static int64_t find_place(FILE *file, int64_t from, bool blanks) {
+    fseeko(file, from, SEEK_SET);
     for (int byte; (byte = getc(file)) != EOF;) {
-        cut++;
-        if (byte == '\n') {
+        from++;
+        if (byte == '\n' || (blanks && byte == ' ')) {
             break;
         }
     }
-    int64_t begin = find_line(file, share), wanted = size - share;
+    return from;
+}
+
+/* No byte of a character of UTF-8 but its first. */
+static int64_t find_character(FILE *file, int64_t from) {
+    fseeko(file, from, SEEK_SET);
+    for (int byte; (byte = getc(file)) != EOF && (byte & 0xC0) == 0x80;) {
+        from++;
+    }
+    return from;
+}
+
+/* Where the training part of the file ends that is cut because none was small enough for validation: after the line in
+   which its share is reached. Where that leaves nothing, JSON is cut before that line; where it leaves little, text is
+   cut before it or, if that is too much, within it, between words or at least characters. 0: nowhere, it is a single line
+   of JSON, a byte, or one word that may hold the end of a document. */
+static int64_t find_cut(const struct job *job, const struct input *input) {
+    int64_t size = input->bytes, all = job->outputs[TRAIN].state.bytes + size;
+    int64_t share = (int64_t)((double)size - job->val_fraction * (double)all);
+    FILE *file = share > 0 ? fopen(input->path, "rbe") : NULL;
+    if (file == NULL) { /* reading it will tell */
+        return 0;
+    }
+    int64_t cut = find_place(file, share, false), begin = find_line(file, share), wanted = size - share;
     if (job->field != NULL) {
         cut = cut < size ? cut : begin;
     } else if (2 * (size - cut) < wanted) {
-        cut = begin > 0 && size - begin <= 2 * wanted ? begin : share;
+        cut = begin > 0 && size - begin <= 2 * wanted ? begin : find_place(file, share, true);
+        cut = 2 * (size - cut) < wanted && !job->split_documents ? find_character(file, share) : cut;
     }
     fclose(file);
     return cut < size ? cut : 0;
@@ -693,22 +709,25 @@ static enum status decode_shard(const struct job *job, const char *path, uint16_
     return status;
 }
 
-/* The tokenizer whose files lie beside a shard, or that the manifest there names; else bytes. */
+/* The tokenizer that the manifest beside a shard names, or files beside it, which is where a learned one has them; else
+   bytes. */
 static enum status find_tokenizer_of(const char *shard, char name[PATH_MAX]) {
     char folder[PATH_MAX], manifest[PATH_MAX];
-    const char *slash = strrchr(shard, '/'), *named;
-    struct json *json;
-    snprintf(folder, sizeof folder, "%.*s", slash == NULL ? 1 : (int)min_i64(slash - shard + 1, PATH_MAX - 1),
+    const char *slash = strrchr(shard, '/'), *named = "";
+    struct json *json = NULL;
+    enum status status = STATUS_OK;
+    snprintf(folder, sizeof folder, "%.*s", slash == NULL ? 1 : (int)min_i64(slash - shard, PATH_MAX - 1),
         slash == NULL ? "." : shard);
-    CHECK(path_join(manifest, sizeof manifest, folder, "manifest.json"));
-    if (tokenizer_is_in(folder) || !path_exists(manifest)) {
-        snprintf(name, PATH_MAX, "%s", tokenizer_is_in(folder) ? folder : "bytes");
-        return STATUS_OK;
+    CHECK(path_join(manifest, sizeof manifest, folder[0] == '\0' ? "/" : folder, "manifest.json"));
+    if (path_exists(manifest)) {
+        CHECK(json_read_file(&json, manifest));
+        status = json_get_string(json, "tokenizer", &named, manifest);
     }
-    CHECK(json_read_file(&json, manifest));
-    enum status status = json_get_string(json, "tokenizer", &named, manifest);
+    if (strcmp(named, "bytes") != 0 && tokenizer_is_in(folder)) {
+        named = folder;
+    }
     if (status == STATUS_OK) {
-        snprintf(name, PATH_MAX, "%s", named);
+        snprintf(name, PATH_MAX, "%s", named[0] != '\0' ? named : "bytes");
     }
     json_free(json);
     return status;
@@ -717,9 +736,8 @@ static enum status find_tokenizer_of(const char *shard, char name[PATH_MAX]) {
 static enum status open_tokenizer_of(struct job *job, const char *shard) {
     tokenizer_close(job->tokenizer);
     job->tokenizer = NULL;
-    CHECK(find_tokenizer_of(shard, job->found_tokenizer));
     job->tokenizer_name = job->found_tokenizer;
-    return open_tokenizer(job) == STATUS_OK
+    return find_tokenizer_of(shard, job->found_tokenizer) == STATUS_OK && open_tokenizer(job) == STATUS_OK
                ? STATUS_OK
                : fail("%s: its tokenizer cannot be read (%s); give --tokenizer", shard, error_message());
 }

@@ -599,6 +599,16 @@ enum status checkpoint_find_newest(const char *run_dir, char *path, size_t size,
     return status;
 }
 
+enum status checkpoint_newest_step(const char *run_dir, int64_t *step) {
+    char parent[PATH_BYTES];
+    struct step_list list;
+    CHECK(checkpoints_folder(parent, run_dir));
+    enum status status = list_steps(&list, parent);
+    *step = status == STATUS_OK && list.count > 0 ? list.steps[0] : -1;
+    free(list.steps);
+    return status;
+}
+
 /* ---- loading ---- */
 
 enum status checkpoint_read_config(const char *path, struct model_config *config) {

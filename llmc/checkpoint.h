@@ -49,6 +49,9 @@ enum status checkpoint_prune(const char *run_dir, int64_t step, int64_t keep, in
 enum status checkpoint_find_newest(const char *run_dir, char *path, size_t size,
     void (*notice)(void *context, const char *line), void *context);
 
+/* The newest step that there is a checkpoint of, valid or not; -1: of none. Errors: the folder cannot be read. */
+enum status checkpoint_newest_step(const char *run_dir, int64_t *step);
+
 /* state.json: the parsed file (its "options" member goes to options_parse, "model" has the shape). Caller frees. */
 enum status checkpoint_read_state(const char *path, struct run_state *state, struct json **json);
 /* config.json of a checkpoint or Hugging Face folder. */

@@ -2,9 +2,9 @@
 
    The supervisor forks the ranks, then only waits: for a rank's end (SIGCHLD), for a stop signal, for the
    end of the grace that ranks have once one has failed. Ranks forked side by side tell it who is late; the one
-   rank of a place has its peers elsewhere, so of that one it sees for itself whether it stands still. Its signals are blocked except while it sleeps in
-   pselect, so that none is missed between looking and sleeping. Ranks are forked with the handlers of the
-   stop signals in place: however early one comes, it is caught. */
+   rank of a place has its peers elsewhere, so of that one it sees for itself whether it stands still. Its
+   signals are blocked except while it sleeps in pselect, so that none is missed between looking and sleeping.
+   Ranks are forked with the handlers of the stop signals in place: however early one comes, it is caught. */
 #include "launch.h"
 
 #include <errno.h>

@@ -383,6 +383,10 @@ static enum status cut_log(const struct metrics_log *log, int64_t resume_step) {
     return STATUS_OK;
 }
 
+enum status metrics_log_cut(struct metrics_log *log, int64_t resume_step) {
+    return log->file < 0 ? STATUS_OK : cut_log(log, resume_step);
+}
+
 /* Every line is an event of step 0; a file of anything else is not ours to go on in. */
 bool metrics_log_is_before_first_step(const char *path) {
     uint8_t *text;

@@ -48,6 +48,8 @@ struct metrics_log;
 enum status metrics_log_open(
     struct metrics_log **out, const char *path, bool quiet, int print_every, int64_t resume_step);
 void metrics_log_close(struct metrics_log *log); /* NULL is allowed */
+/* The same cut of a log that was opened without. */
+enum status metrics_log_cut(struct metrics_log *log, int64_t resume_step);
 /* Is there no log at `path`, or is it one of a run that ended before its first step was done? Such a run is in nobody's way:
    another one goes on in its log. */
 bool metrics_log_is_before_first_step(const char *path);

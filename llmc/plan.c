@@ -152,59 +152,6 @@ static void print_levels(FILE *out, const struct plan_options *options) {
     }
 }
 
-/* Is there a micro-batch that fits, with these in the place of the plan's own? */
-static bool would_fit(const struct plan_options *options, int recompute, int ranks, int zero) {
-    struct plan_options other = *options;
-    struct plan plan;
-    other.model.recompute = (enum recompute)recompute;
-    other.model.ranks = ranks;
-    other.zero_stage = ranks > 1 ? zero : 0;
-    other.model.layer_gradients = other.zero_stage == 2 ? ZERO2_LAYER_GRADIENTS : 0;
-    return plan_make(&plan, &other) == STATUS_OK && plan.largest_micro_batch > 0;
-}
-
-/* How many ranks, doubled again and again, make one fit. 0: no number does; on the CPU they share one memory. */
-static int ranks_that_fit(const struct plan_options *options, int recompute, int zero) {
-    enum { MOST_RANKS = 4096 };
-    bool gpus = strcmp(options->device.name, "cuda") == 0;
-    for (int ranks = options->model.ranks; gpus && ranks <= MOST_RANKS; ranks *= 2) {
-        if (would_fit(options, recompute, ranks, zero)) {
-            return ranks;
-        }
-    }
-    return 0;
-}
-
-/* The options of which each makes a micro-batch fit; where none does, those that do it together. */
-static void print_remedies(FILE *out, const struct plan_options *options) {
-    int recompute = (int)options->model.recompute, ranks = options->model.ranks;
-    int zero = (int)max_i64(options->zero_stage, 1), most = RECOMPUTE_LEVELS - 1, found;
-    const char *before = ":";
-    for (int level = recompute + 1; level <= most; level++) {
-        if (would_fit(options, level, ranks, options->zero_stage)) {
-            fprintf(out, "%s --recompute %s", before, recompute_names[level]);
-            before = " or";
-            break;
-        }
-    }
-    for (int stage = options->zero_stage + 1; ranks > 1 && stage <= 2; stage++) {
-        if (would_fit(options, recompute, ranks, stage)) {
-            fprintf(out, "%s --zero %d", before, stage);
-            before = " or";
-            break;
-        }
-    }
-    found = ranks_that_fit(options, recompute, zero);
-    if (found > 0) {
-        fprintf(out, "%s --ranks %d", before, found);
-        before = " or";
-    } else if (before[0] == ':' && (found = ranks_that_fit(options, most, 2)) > 0) {
-        fprintf(out, ": --recompute %s --zero 2 --ranks %d together", recompute_names[most], found);
-        before = "";
-    }
-    fprintf(out, "%s\n", before[0] == ':' ? ", take a smaller model" : before[0] == '\0' ? "" : " would do");
-}
-
 void plan_print(FILE *out, const struct plan *plan, const struct plan_options *options) {
     const struct model_options *model = &options->model;
     const struct backend_profile *device = &options->device;
@@ -229,13 +176,10 @@ void plan_print(FILE *out, const struct plan *plan, const struct plan_options *o
     print_levels(out, options);
     if (options->device_bytes > 0) {
         format_bytes(text, sizeof text, options->device_bytes);
-        bool fits = plan->total_bytes <= options->device_bytes;
-        fprintf(out, "  the device has %s: %s", text,
-            fits                            ? "the plan fits\n"
-            : plan->largest_micro_batch > 0 ? "too little, lower --micro-batch or recompute more\n"
-                                            : "too little for any micro-batch");
-        if (!fits && plan->largest_micro_batch == 0) {
-            print_remedies(out, options);
-        }
+        fprintf(out, "  the device has %s: %s\n", text,
+            plan->total_bytes <= options->device_bytes ? "the plan fits"
+            : plan->largest_micro_batch > 0
+                ? "too little, lower --micro-batch or recompute more"
+                : "too little for any micro-batch; more --ranks, --zero 2 and --recompute block take less");
     }
 }

@@ -48,14 +48,6 @@ warmup() { # warmup ARGUMENT...: a run that is shorter than GPT-3's warm-up gets
     echo --warmup-steps 358
 }
 
-is_there() ( # is_there PATTERN: does a file or folder match it?
-    IFS=
-    for file in "$1" $1; do
-        [ ! -e "$file" ] || exit 0
-    done
-    exit 1
-)
-
 # The plan of one of $1 GPUs, for each GPU that the scripts are meant for.
 print_plans() {
     ranks=$1
@@ -67,23 +59,14 @@ print_plans() {
     done
 }
 
-# Ends the script if options are wrong or missing, or name files that are not there: each rank would say so, were they
-# started. What is missing may stand in a --config; then it is left to the ranks.
+# Ends the script if options are wrong or missing: each rank would say so, were they started. What is missing may stand in
+# a --config or in the run that goes on.
 check_options() {
     "$trainer" $settings --plan --gpu h200 "$@" --no-resume >/dev/null || exit
-    for option in --train-data --val-data --multiple-choice; do
-        pattern=$(value_of $option "$@")
-        case $pattern in
-        '' | synthetic | "~"*) ;; # train_gpt finds what ~ is
-        *) is_there "$pattern" || fail "$option: no file matches '$pattern'; data/README.md says how to make some" ;;
-        esac
-    done
     ! mentions --config "$@" || return 0
-    [ -n "$(value_of --train-data "$@")" ] || fail "--train-data is missing: give the shards, such as 'data/tokens/train*.bin'"
-    run_dir=$(value_of --run-dir "$@")
-    [ -n "$run_dir" ] || fail "--run-dir is missing: give the run's folder, one that all machines share"
-    mentions --resume "$@" || ! { [ -e "$run_dir/log.jsonl" ] || [ -e "$run_dir/checkpoints" ]; } ||
-        fail "--run-dir $run_dir already holds a run: add --resume to continue it, or choose another folder"
+    [ -n "$(value_of --run-dir "$@")" ] || fail "--run-dir is missing: give the run's folder, one that all machines share"
+    mentions --resume "$@" || [ -n "$(value_of --train-data "$@")" ] ||
+        fail "--train-data is missing: give the shards, such as 'data/tokens/train*.bin'"
 }
 
 dry_run=

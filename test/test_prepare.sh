@@ -111,6 +111,27 @@ test_where_no_file_is_small_enough_the_last_one_with_text_is_cut() {
     "$prepare" --decode piped/val_000000.bin | tail -n 1 | grep -qx 199
 }
 
+test_a_long_line_is_cut_between_words_or_characters() {
+    seq -s ' ' 100 399 >words # one line; its share of 1080 bytes is reached in 370
+    "$prepare" --out-dir words-out words
+    [ "$("$prepare" --decode words-out/val_000000.bin)" = "<|endoftext|>$(seq -s ' ' 371 399)" ]
+    printf 'x%s' "$(for i in $(seq 500); do printf '\346\274\242'; done)" >characters
+    "$prepare" --out-dir characters-out characters
+    for side in train val; do
+        "$prepare" --decode characters-out/${side}_000000.bin | iconv -f UTF-8 -t UTF-8 >"$side"
+    done
+    cat train val | sed 's/<|endoftext|>//g' | cmp - characters
+    { letters 885 a && printf '<|endoftext|>' && letters 95 b; } >documents
+    "$prepare" --out-dir documents-out --split-documents documents
+    [ "$("$prepare" --decode documents-out/train_000000.bin)" = \
+        "<|endoftext|>$(letters 885 a)<|endoftext|>$(letters 95 b)" ]
+    mkdir small
+    printf 'hello world\n' >small/a
+    printf '<|endoftext|>' >small/b
+    printf x >small/c
+    "$prepare" --out-dir small-out --split-documents --val-fraction 0.5 small # no place before the beginning
+}
+
 test_text_of_long_lines_has_its_share_too() {
     { letters 950 x && echo && letters 40 y && echo; } >text # the line in which the share is reached ends late
     "$prepare" --out-dir out text

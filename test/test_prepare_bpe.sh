@@ -66,6 +66,8 @@ test_decoding_finds_the_tokenizer_that_made_the_shards() {
     "$prepare" --decode plain/train_000000.bin given/train_000000.bin >both
     { printf '<|endoftext|>bytes' && decode given/train_000000.bin; } | cmp - both
     (cd plain && [ "$("$prepare" --decode train_000000.bin)" = '<|endoftext|>bytes' ])
+    "$prepare" --out-dir moved --overwrite --val-fraction 0 text # the vocabulary there made other shards
+    [ "$("$prepare" --decode moved/train_000000.bin)" = '<|endoftext|>bytes' ]
     mkdir alone
     cp given/val_000000.bin alone
     cd alone

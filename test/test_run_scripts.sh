@@ -79,16 +79,9 @@ unset port
 check "more ranks than there may be are refused" refused "GPUS x MACHINES is a whole number from 1 to 4096, not '8192'" \
     env GPUS=4096 MACHINES=2 scripts/run_machines.sh gpt3-1.3b 2048 --dry-run
 check "ranks that all get a wrong option tell it once" refused "--bogus: no such option" machines --bogus
-for option in --train-data --val-data --multiple-choice; do
-    check "so they do $option that is not there" refused "$option: no file matches '$folder/no*'; data/README.md says" \
-        machines --train-data synthetic --steps 400 $option "$folder/no*"
-done
 check "a missing --train-data" refused "--train-data is missing" machines --run-dir "$folder/new"
 check "an empty one" refused "--train-data is missing" machines --run-dir "$folder/new" --train-data=
 check "a missing --run-dir" refused "--run-dir is missing" machines --train-data=synthetic --steps 400
-mkdir -p "$folder/used/checkpoints"
-check "and another run in it" refused "--run-dir $folder/used already holds a run: add --resume" \
-    machines --train-data synthetic --steps 400 --run-dir "$folder/used"
 mkdir "$folder/slurm"
 printf '#!/bin/sh\necho "started by srun, RANK ${RANK-unset}" >&2\nexit 1\n' >"$folder/slurm/srun"
 chmod +x "$folder/slurm/srun"
@@ -97,7 +90,7 @@ slurm() { # slurm OPTION...
 }
 check "so do Slurm's tasks" refused "--bogus: no such option" slurm --bogus
 check "of a missing option, too" refused "--run-dir is missing" slurm --train-data synthetic --steps 400
-check "they go on with a run" refused "started by srun" slurm --train-data synthetic --steps 400 --run-dir "$folder/used"
+check "they go on with a run" refused "started by srun" slurm --steps 400 --run-dir "$folder/used"
 check "and are who Slurm says, whatever RANK was" refused "started by srun, RANK unset" \
     amid_ranks slurm --train-data synthetic --steps 400 --run-dir "$folder/new"
 

@@ -820,6 +820,53 @@ static void ranks_that_resume_from_other_checkpoints_are_refused_at_the_start(vo
     remove_tree(run_dirs[0]);
 }
 
+/* The one that stops still saves: the other, which looked for the newest checkpoint before, must not go on from there. */
+static void a_run_that_is_resumed_before_it_has_ended_stays_as_it_was(void) {
+    static const char *const more[] = {
+        "--micro-batch", "4", "--checkpoint-every", "7", "--steps", "1000000", "--eval-every", "0", NULL};
+    char run_dir[PATH_BYTES];
+    struct trainer first, second;
+    snprintf(run_dir, sizeof run_dir, "%s/twice", folder);
+    trainer_start(&first, run_dir, more);
+    while (newest_step(run_dir) < 20 && !trainer_ended(&first)) {
+        usleep(1000);
+    }
+    kill(first.process, SIGSTOP);
+    trainer_start(&second, run_dir, more);
+    usleep(700000); /* it has looked, and waits for the log */
+    kill(first.process, SIGTERM);
+    kill(first.process, SIGCONT);
+    EXPECT(trainer_wait(&first));
+    ended_well(&first);
+    char *log = log_text(run_dir);
+    EXPECT(trainer_wait(&second));
+    EXPECT(second.ending != 0);
+    ended_for(&second, STATUS_ERROR, "another process went on with this run while this one began to");
+    char *after = log_text(run_dir);
+    EXPECT_STRING(after, log);
+    free(log);
+    free(after);
+    remove_tree(run_dir);
+}
+
+/* What is there was there before the ranks met, and is not theirs to go on with when they start again. */
+static void a_rank_started_alone_does_not_wait_where_another_run_is(void) {
+    static const char *const more[] = {"--micro-batch", "4", NULL};
+    static const char *const another[] = {"--micro-batch", "4", "--no-resume", "--max-restarts", "2", NULL};
+    char run_dir[PATH_BYTES];
+    struct trainer rank;
+    int holder, port = hold_port(&holder);
+    snprintf(run_dir, sizeof run_dir, "%s/occupied", folder);
+    run_to_end(run_dir, more);
+    double start = time_seconds();
+    rank_start(&rank, 0, port, run_dir, another);
+    EXPECT(trainer_wait(&rank));
+    EXPECT(rank.ending != 0 && time_seconds() - start < 30); /* not --comm-timeout, since nobody comes */
+    ended_for(&rank, STATUS_ERROR, "already holds a run");
+    close(holder);
+    remove_tree(run_dir);
+}
+
 static void ranks_that_start_from_other_weights_are_refused_at_the_start(void) {
     char run_dirs[2][PATH_BYTES], weights[2][3 * PATH_BYTES], run_dir[PATH_BYTES];
     static const char *const seeds[] = {"1", "2"};
@@ -1071,6 +1118,8 @@ int main(void) {
     RUN(a_rank_that_counts_other_ranks_than_its_launcher_is_refused);
     RUN(a_rank_that_looks_for_the_checkpoint_too_early_looks_again);
     RUN(ranks_that_resume_from_other_checkpoints_are_refused_at_the_start);
+    RUN(a_run_that_is_resumed_before_it_has_ended_stays_as_it_was);
+    RUN(a_rank_started_alone_does_not_wait_where_another_run_is);
     RUN(ranks_that_start_from_other_weights_are_refused_at_the_start);
     RUN(ranks_that_do_not_share_the_runs_folder_are_refused_at_the_start);
     RUN(ranks_that_find_other_data_are_refused_at_the_start);
