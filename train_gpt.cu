@@ -451,8 +451,7 @@ static enum status check_nothing_new_is_there(const struct run *run) {
     CHECK(read_footprint(run->run_dir, &now));
     if (now.newest_step != run->found.newest_step || now.log_bytes != run->found.log_bytes) {
         return fail("--run-dir %s: another process went on with this run while this one began to; start "
-                    "again once it "
-                    "has ended",
+                    "again once it has ended",
             run->run_dir);
     }
     return STATUS_OK;
@@ -700,17 +699,10 @@ static enum status meet_ranks(struct worker *w, const struct launch_rank *rank) 
 }
 
 /* Every rank has the same number; else the error says what of `rank N` is other than rank 0's, and the remedy. */
-static enum status check_same(struct worker *w, uint64_t own, const char *other) {
-    uint64_t *all = NULL;
-    CHECK(ALLOCATE(all, w->ranks->ranks));
-    enum status status = w->ranks->host_all_gather(w->ranks, all, &own, sizeof own);
-    for (int rank = 1; rank < w->ranks->ranks && status == STATUS_OK; rank++) {
-        if (all[rank] != all[0]) {
-            status = fail("rank %d %s", rank, other);
-        }
-    }
-    free(all);
-    return status;
+static enum status check_same(struct worker *w, uint64_t own, const char *difference) {
+    int other;
+    CHECK(comm_find_other(w->ranks, &own, sizeof own, &other, NULL));
+    return other == 0 ? STATUS_OK : fail("rank %d %s", other, difference);
 }
 
 /* All start from the same step, and from given weights or from none. A rank that was lost while the others finished a
@@ -719,23 +711,21 @@ static enum status check_same_start(struct worker *w) {
     const struct run *run = w->run;
     struct start {
         int64_t step, weights_given;
-    } own = {w->state.step, run->checkpoint[0] == '\0' && w->options->init_from[0] != '\0'}, *all = NULL;
-    CHECK(ALLOCATE(all, w->ranks->ranks));
-    enum status status = w->ranks->host_all_gather(w->ranks, all, &own, sizeof own);
-    for (int rank = 1; rank < w->ranks->ranks && status == STATUS_OK; rank++) {
-        if (all[rank].step != all[0].step) {
-            status = fail_as(run->restarted ? STATUS_PEER_LOST : STATUS_ERROR,
-                "rank %d goes on from step %lld, rank 0 from step %lld: give --resume to all or none, and a "
-                "--run-dir that all machines share",
-                rank, (long long)all[rank].step, (long long)all[0].step);
-        } else if (all[rank].weights_given != all[0].weights_given) {
-            bool given = all[0].weights_given != 0;
-            status = fail("rank %d has %s --init-from, rank 0 has %s: give it to all or none", rank,
-                given ? "no" : "an", given ? "one" : "none");
-        }
+    } own = {w->state.step, run->checkpoint[0] == '\0' && w->options->init_from[0] != '\0'}, pair[2];
+    int other;
+    CHECK(comm_find_other(w->ranks, &own, sizeof own, &other, pair));
+    if (other == 0) {
+        return STATUS_OK;
     }
-    free(all);
-    return status;
+    if (pair[0].step != pair[1].step) {
+        return fail_as(run->restarted ? STATUS_PEER_LOST : STATUS_ERROR,
+            "rank %d goes on from step %lld, rank 0 from step %lld: give --resume to all or none, and a "
+            "--run-dir that all machines share",
+            other, (long long)pair[1].step, (long long)pair[0].step);
+    }
+    bool given = pair[0].weights_given != 0;
+    return fail("rank %d has %s --init-from, rank 0 has %s: give it to all or none", other,
+        given ? "no" : "an", given ? "one" : "none");
 }
 
 /* What all ranks must have alike, as a JSON object: the options that a checkpoint keeps, and of the others those that
@@ -764,10 +754,11 @@ static enum status check_same_option(struct worker *w, const char *name, const s
     struct {
         uint64_t hash; /* of the whole */
         char text[120];
-    } own, *all = NULL;
+    } own, pair[2];
     struct json_writer writer;
     char *text = NULL;
     size_t bytes;
+    int other;
     json_writer_init(&writer, false);
     json_value(&writer, value);
     CHECK(json_writer_finish(&writer, &text, &bytes));
@@ -775,18 +766,11 @@ static enum status check_same_option(struct worker *w, const char *name, const s
     own.hash = xxh64_of(text, bytes);
     snprintf(own.text, sizeof own.text, "--%s=%s", name, text);
     free(text);
-    CHECK(ALLOCATE(all, w->ranks->ranks));
-    enum status status = w->ranks->host_all_gather(w->ranks, all, &own, sizeof own);
-    for (int rank = 1; rank < w->ranks->ranks && status == STATUS_OK; rank++) {
-        if (all[rank].hash != all[0].hash || strcmp(all[rank].text, all[0].text) != 0) {
-            status =
-                fail("rank %d has other options than rank 0: %s, not %s; start all with the same command "
-                     "line and data",
-                    rank, all[rank].text, all[0].text);
-        }
-    }
-    free(all);
-    return status;
+    CHECK(comm_find_other(w->ranks, &own, sizeof own, &other, pair));
+    return other == 0 ? STATUS_OK
+                      : fail("rank %d has other options than rank 0: %s, not %s; start all with the same "
+                             "command line and data",
+                            other, pair[1].text, pair[0].text);
 }
 
 /* All of them at once, and one by one only if they differ. */
@@ -960,12 +944,10 @@ static enum status open_log(struct worker *w) {
     }
     const struct options *o = w->options;
     CHECK(path_join(path, sizeof path, w->run->run_dir, "log.jsonl"));
-    CHECK(metrics_log_open(&w->log, path, o->quiet, (int)o->log_every, -1));
+    CHECK(metrics_log_open(&w->log, path, o->quiet, (int)o->log_every));
     /* now nobody else writes there: is all as it was when this run looked? */
     CHECK(goes_on(w->run) ? check_nothing_new_is_there(w->run) : check_no_run_is_there(w->run));
-    if (goes_on(w->run)) {
-        CHECK(metrics_log_cut(w->log, w->state.step));
-    }
+    CHECK(metrics_log_cut(w->log, w->state.step));
     return log_start(w);
 }
 

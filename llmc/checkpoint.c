@@ -634,16 +634,11 @@ static enum status import_bucket(void *context, int bucket, const float *values)
 
 /* Each machine may have the files at a path of its own. */
 static enum status check_same_weights(struct comm *comm, const char *path, uint64_t own) {
-    uint64_t *all = NULL;
-    CHECK(ALLOCATE(all, comm->ranks));
-    enum status status = comm->host_all_gather(comm, all, &own, sizeof own);
-    for (int rank = 1; rank < comm->ranks && status == STATUS_OK; rank++) {
-        if (all[rank] != all[0]) {
-            status = fail("%s: rank %d reads other weights than rank 0: give all the same files", path, rank);
-        }
-    }
-    free(all);
-    return status;
+    int other;
+    CHECK(comm_find_other(comm, &own, sizeof own, &other, NULL));
+    return other == 0
+               ? STATUS_OK
+               : fail("%s: rank %d reads other weights than rank 0: give all the same files", path, other);
 }
 
 static enum status agree_on_reading(struct optimizer *optimizer, enum status own_status) {

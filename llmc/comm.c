@@ -108,6 +108,22 @@ enum status comm_agree(struct comm *c, enum status own_status) {
     return status;
 }
 
+enum status comm_find_other(struct comm *c, const void *own, size_t bytes, int *other, void *pair) {
+    char *all = NULL;
+    *other = 0;
+    CHECK(ALLOCATE(all, (size_t)c->ranks * bytes));
+    enum status status = c->host_all_gather(c, all, own, bytes);
+    for (int rank = 1; rank < c->ranks && status == STATUS_OK && *other == 0; rank++) {
+        *other = memcmp(all + (size_t)rank * bytes, all, bytes) != 0 ? rank : 0;
+    }
+    if (*other > 0 && pair != NULL) {
+        memcpy(pair, all, bytes);
+        memcpy((char *)pair + bytes, all + (size_t)*other * bytes, bytes);
+    }
+    free(all);
+    return status;
+}
+
 void comm_abort(struct comm *c) {
     if (c != NULL) {
         c->abort(c);

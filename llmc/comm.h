@@ -123,6 +123,10 @@ enum status comm_nccl_create(
 /* STATUS_OK if every rank says so; else, on every rank, the status and the message of the first that does not. */
 enum status comm_agree(struct comm *c, enum status own_status);
 
+/* *other: the first rank whose `bytes` bytes at own are not rank 0's, or 0. Then pair[2 * bytes] has rank 0's and that
+   rank's, unless it is NULL. */
+enum status comm_find_other(struct comm *c, const void *own, size_t bytes, int *other, void *pair);
+
 /* What communicators on the CPU compute with: into[i] = into[i] op from[i]; F32, F64, BF16 (sums are rounded each). */
 enum status comm_check_summable(enum dtype dtype);
 void comm_combine(void *into, const void *from, int64_t count, enum dtype dtype, enum comm_op op);

@@ -362,8 +362,11 @@ static size_t bytes_to_keep(const char *text, size_t bytes, int64_t resume_step)
     return keep;
 }
 
-static enum status cut_log(const struct metrics_log *log, int64_t resume_step) {
+enum status metrics_log_cut(const struct metrics_log *log, int64_t resume_step) {
     struct stat info;
+    if (log->file < 0) {
+        return STATUS_OK;
+    }
     if (fstat(log->file, &info) != 0) {
         return fail("%s: %s", log->path, strerror(errno));
     }
@@ -381,10 +384,6 @@ static enum status cut_log(const struct metrics_log *log, int64_t resume_step) {
         return fail("%s: cannot be cut at step %lld: %s", log->path, (long long)resume_step, strerror(errno));
     }
     return STATUS_OK;
-}
-
-enum status metrics_log_cut(struct metrics_log *log, int64_t resume_step) {
-    return log->file < 0 ? STATUS_OK : cut_log(log, resume_step);
 }
 
 /* Every line is an event of step 0; a file of anything else is not ours to go on in. */
@@ -504,8 +503,7 @@ enum status metrics_end_event(struct metrics_log *log, struct json_writer *w) {
 
 /* ---- the log as a whole ---- */
 
-enum status metrics_log_open(
-    struct metrics_log **out, const char *path, bool quiet, int print_every, int64_t resume_step) {
+enum status metrics_log_open(struct metrics_log **out, const char *path, bool quiet, int print_every) {
     enum { LOOKS = 20 };
     *out = NULL;
     struct metrics_log *log;
@@ -522,7 +520,6 @@ enum status metrics_log_open(
         status = log->path == NULL ? STATUS_OUT_OF_MEMORY
                  : log->file < 0   ? fail("%s: cannot open for writing: %s", path, strerror(errno))
                                    : lock_log(path, log->file, LOOKS);
-        status = status == STATUS_OK ? cut_log(log, resume_step) : status;
     }
     if (status != STATUS_OK) {
         metrics_log_close(log);

@@ -42,14 +42,12 @@ void format_step(char *out, size_t size, const struct step_metrics *step, int co
    line; later ones are lost with one warning until there is room again, and none is torn. A log that was removed or
    replaced is begun again. */
 struct metrics_log;
-/* path: of log.jsonl, appended to; NULL: none. print_every: steps between plain lines. On resume, lines from the first
-   of a step after `resume_step` on are cut off (-1: none), so that a step stands once in the log; and so is a last line
-   that a killed run left torn. */
-enum status metrics_log_open(
-    struct metrics_log **out, const char *path, bool quiet, int print_every, int64_t resume_step);
+/* path: of log.jsonl, appended to; NULL: none. print_every: steps between plain lines. What is in it stays: to be cut. */
+enum status metrics_log_open(struct metrics_log **out, const char *path, bool quiet, int print_every);
+/* Before a run goes on: lines from the first of a step after `resume_step` on are cut off (-1: none), so that a step stands
+   once in the log; and so is a last line that a killed run left torn. */
+enum status metrics_log_cut(const struct metrics_log *log, int64_t resume_step);
 void metrics_log_close(struct metrics_log *log); /* NULL is allowed */
-/* The same cut of a log that was opened without. */
-enum status metrics_log_cut(struct metrics_log *log, int64_t resume_step);
 /* Is there no log at `path`, or is it one of a run that ended before its first step was done? Such a run is in nobody's way:
    another one goes on in its log. */
 bool metrics_log_is_before_first_step(const char *path);

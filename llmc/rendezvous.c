@@ -212,8 +212,7 @@ static void judge(struct host *h, int i) {
         }
         turn_away(h, i,
             "the ranks there are another run's (FLASHGPT_TOKEN, or the job's number, differs): choose "
-            "another "
-            "MASTER_PORT, or give all ranks of this run the same");
+            "another MASTER_PORT, or give all ranks of this run the same");
     } else if (ranks != (uint32_t)o->ranks || rank == 0 || rank >= ranks) {
         snprintf(h->refused, sizeof h->refused,
             "rank %u was started as one of %u ranks, rank 0 as one of %d: give all the same WORLD_SIZE", rank,
@@ -382,8 +381,8 @@ static int try_connect(const struct addrinfo *a, double end) {
         }
     }
     if (error == 0 && socket_is_its_own_peer(file)) {
-        struct linger at_once = {
-            .l_onoff = 1}; /* no port that is kept after close: rank 0 is to listen at it */
+        /* no port that is kept after close: rank 0 is to listen at it */
+        struct linger at_once = {.l_onoff = 1};
         setsockopt(file, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
         error = ECONNREFUSED;
     }

@@ -250,7 +250,7 @@ static char *plain_output(bool quiet, int print_every) {
     int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     int saved = redirect_stdout(file);
     struct metrics_log *log = NULL;
-    enum status status = metrics_log_open(&log, NULL, quiet, print_every, -1);
+    enum status status = metrics_log_open(&log, NULL, quiet, print_every);
     if (status == STATUS_OK) {
         log_a_run(log);
     }
@@ -371,7 +371,7 @@ static void test_a_terminal_shows_the_progress_line_below_everything_else(void) 
     setenv("LC_ALL", "C", 1);
     int saved = redirect_stdout(slave);
     struct metrics_log *log = NULL;
-    enum status status = metrics_log_open(&log, NULL, false, 1, -1);
+    enum status status = metrics_log_open(&log, NULL, false, 1);
     if (status == STATUS_OK) {
         log_a_run(log);
     }
@@ -403,7 +403,7 @@ static void test_a_dumb_terminal_gets_plain_lines(void) {
     setenv("TERM", "dumb", 1);
     int saved = redirect_stdout(slave);
     struct metrics_log *log = NULL;
-    enum status status = metrics_log_open(&log, NULL, false, 100, -1);
+    enum status status = metrics_log_open(&log, NULL, false, 100);
     struct step_metrics m = step_at(1);
     if (status == STATUS_OK) {
         status = metrics_log_step(log, &m);
@@ -422,7 +422,8 @@ static void test_a_dumb_terminal_gets_plain_lines(void) {
 
 static struct metrics_log *open_log(int64_t resume_step) {
     struct metrics_log *log = NULL;
-    EXPECT(metrics_log_open(&log, log_path, true, 1, resume_step) == STATUS_OK);
+    EXPECT(metrics_log_open(&log, log_path, true, 1) == STATUS_OK);
+    EXPECT(metrics_log_cut(log, resume_step) == STATUS_OK);
     return log;
 }
 
@@ -591,7 +592,7 @@ static void test_a_long_log_is_cut_in_the_middle(void) {
 
 static void test_a_disk_that_is_full_from_the_start_is_an_error_that_names_the_file(void) {
     struct metrics_log *log = NULL;
-    EXPECT(metrics_log_open(&log, "/dev/full", true, 1, -1) == STATUS_OK);
+    EXPECT(metrics_log_open(&log, "/dev/full", true, 1) == STATUS_OK);
     struct step_metrics m = step_at(1);
     EXPECT(metrics_log_step(log, &m) == STATUS_ERROR);
     EXPECT_STRING(
@@ -690,25 +691,27 @@ static void test_a_run_whose_folder_another_run_has_taken_ends(void) {
 
 static void test_a_log_that_cannot_be_opened_is_an_error_that_names_it(void) {
     struct metrics_log *log = NULL;
-    EXPECT(metrics_log_open(&log, "/nowhere/log.jsonl", true, 1, -1) == STATUS_ERROR && log == NULL);
+    EXPECT(metrics_log_open(&log, "/nowhere/log.jsonl", true, 1) == STATUS_ERROR && log == NULL);
     EXPECT_STRING(error_message(), "/nowhere/log.jsonl: cannot open for writing: No such file or directory");
-    EXPECT(metrics_log_open(&log, folder, true, 1, -1) == STATUS_ERROR && log == NULL);
+    EXPECT(metrics_log_open(&log, folder, true, 1) == STATUS_ERROR && log == NULL);
     EXPECT_CONTAINS(error_message(), folder);
     metrics_log_close(NULL);
 }
 
 static void test_a_log_that_another_run_writes_is_left_alone(void) {
     struct metrics_log *first = NULL, *second = NULL;
-    EXPECT(metrics_log_open(&first, log_path, true, 1, 0) == STATUS_OK);
+    EXPECT(metrics_log_open(&first, log_path, true, 1) == STATUS_OK);
+    EXPECT(metrics_log_cut(first, 0) == STATUS_OK);
     EXPECT(metrics_log_note(first, 7, "the first one's") == STATUS_OK);
-    EXPECT(metrics_log_open(&second, log_path, true, 1, 0) == STATUS_ERROR && second == NULL);
+    EXPECT(metrics_log_open(&second, log_path, true, 1) == STATUS_ERROR && second == NULL);
     EXPECT_CONTAINS(error_message(), log_path);
     EXPECT_CONTAINS(error_message(), "another run is writing it");
     struct json *event = NULL;
     EXPECT(read_events(&event, 1) == 1 && number_of(event, "step") == 7);
     json_free(event);
     metrics_log_close(first);
-    EXPECT(metrics_log_open(&second, log_path, true, 1, 7) == STATUS_OK);
+    EXPECT(metrics_log_open(&second, log_path, true, 1) == STATUS_OK);
+    EXPECT(metrics_log_cut(second, 7) == STATUS_OK);
     metrics_log_close(second);
 }
 

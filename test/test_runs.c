@@ -849,6 +849,30 @@ static void a_run_that_is_resumed_before_it_has_ended_stays_as_it_was(void) {
     remove_tree(run_dir);
 }
 
+/* As after a power cut. */
+static void a_run_whose_log_ends_in_half_a_line_goes_on(void) {
+    static const char *const more[] = {"--micro-batch", "4", "--checkpoint-every", "1", NULL};
+    char run_dir[PATH_BYTES], path[2 * PATH_BYTES];
+    struct outcome reference;
+    struct trainer t;
+    snprintf(run_dir, sizeof run_dir, "%s/torn-reference", folder);
+    run_to_end(run_dir, more);
+    read_outcome(&reference, run_dir);
+    snprintf(run_dir, sizeof run_dir, "%s/torn", folder);
+    trainer_start(&t, run_dir, more);
+    while (saved_step(run_dir) < 2 && !trainer_ended(&t)) {
+        usleep(500);
+    }
+    kill(t.process, SIGKILL);
+    EXPECT(trainer_wait(&t));
+    snprintf(path, sizeof path, "%s/log.jsonl", run_dir);
+    FILE *log = fopen(path, "a");
+    EXPECT(log != NULL && fputs("{\"type\":\"st", log) >= 0 && fclose(log) == 0);
+    run_to_end(run_dir, more);
+    finish_run(run_dir, &reference);
+    free_outcome(&reference);
+}
+
 /* What is there was there before the ranks met, and is not theirs to go on with when they start again. */
 static void a_rank_started_alone_does_not_wait_where_another_run_is(void) {
     static const char *const more[] = {"--micro-batch", "4", NULL};
@@ -1118,6 +1142,7 @@ int main(void) {
     RUN(a_rank_that_counts_other_ranks_than_its_launcher_is_refused);
     RUN(a_rank_that_looks_for_the_checkpoint_too_early_looks_again);
     RUN(ranks_that_resume_from_other_checkpoints_are_refused_at_the_start);
+    RUN(a_run_whose_log_ends_in_half_a_line_goes_on);
     RUN(a_run_that_is_resumed_before_it_has_ended_stays_as_it_was);
     RUN(a_rank_started_alone_does_not_wait_where_another_run_is);
     RUN(ranks_that_start_from_other_weights_are_refused_at_the_start);
